@@ -1,0 +1,197 @@
+"""Float64 building blocks of the reference implementations.
+
+They follow the same definitions as the native kernels (docs/numerics.md), draw the same random
+numbers, and round nowhere on purpose: a native kernel may differ only where a draw falls within
+rounding of its threshold.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specdec_ops._status import Status
+
+Float64Array = npt.NDArray[np.float64]
+
+#: Temperatures below this are greedy.
+GREEDY_TEMPERATURE = 1e-5
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+class Stream(enum.IntEnum):
+    """What a random number is for. Streams never share a counter."""
+
+    ACCEPT = 0
+    DRAFT = 2
+    TARGET = 3
+
+
+def splitmix64(value: int) -> int:
+    """The finaliser of Steele et al.'s SplitMix64, which turns a seed into a Philox key."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        low, high = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (high >> 32) ^ c1 ^ k0, high & _MASK32, (low >> 32) ^ c3 ^ k1, low & _MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, stream: Stream, slot: int, position: int) -> float:
+    """A 53-bit uniform in [0, 1) that depends on its arguments alone."""
+    key = splitmix64(seed & _MASK64)
+    position &= _MASK64
+    words = philox4x32(
+        (key & _MASK32, key >> 32), (slot & _MASK32, position & _MASK32, int(stream), position >> 32)
+    )
+    return float(((words[0] >> 5) << 26) | (words[1] >> 6)) * 2.0**-53
+
+
+class Row(NamedTuple):
+    """A row of logits, read as a law."""
+
+    probs: Float64Array
+    logsumexp: float
+    argmax: int
+    status: Status
+
+
+def read_row(logits: Tensor, temperature: float, vocab_size: int) -> Row:
+    """The law of one row of logits; one-hot at the argmax where greedy or unusable."""
+    x = logits[:vocab_size].detach().to("cpu", torch.float64).numpy()
+    candidates = np.where(np.isnan(x), -np.inf, x)
+    argmax = int(candidates.argmax()) if not np.isnan(x).all() else 0
+    if np.isnan(x).all():
+        argmax = 0
+    elif np.isnan(x).any():
+        argmax = int(np.flatnonzero(x == candidates.max())[0])
+    one_hot = np.zeros(x.shape[0])
+    one_hot[argmax] = 1.0
+    if np.isnan(x).any() or np.isposinf(x).any():
+        return Row(one_hot, math.nan, argmax, Status.NON_FINITE_TARGET)
+    if np.isneginf(x).all():
+        return Row(one_hot, -math.inf, argmax, Status.MASKED_TARGET)
+    greedy = not temperature >= GREEDY_TEMPERATURE
+    scaled = (x - x.max()) / (1.0 if greedy else temperature)
+    weights = np.exp(scaled)
+    total = weights.sum()
+    logsumexp = float(x.max()) / (1.0 if greedy else temperature) + math.log(total)
+    return Row(one_hot if greedy else weights / total, logsumexp, argmax, Status.OK)
+
+
+def pick(weights: Float64Array, u: float) -> int:
+    """Inverse CDF: the first id whose prefix exceeds ``u * total``, else the last with weight."""
+    prefix = np.cumsum(weights)
+    over = np.flatnonzero(prefix > u * prefix[-1])
+    return int(over[0]) if over.size else int(np.flatnonzero(weights > 0)[-1])
+
+
+class DraftLaw(NamedTuple):
+    """The draft-law arguments of an op, for one request."""
+
+    has_law: bool
+    logits: Tensor | None
+    probs: Tensor | None
+    logsumexp: Tensor | None
+    support_ids: Tensor | None
+    support_logprobs: Tensor | None
+    temperature: float
+    vocab_size: int
+
+    def prob_of(self, draft: int, x: int) -> float:
+        """q(x) of a draft; NaN if the law is unusable or cannot have produced x."""
+        probs = self._probs(draft)
+        q = float(probs[x]) if probs is not None else math.nan
+        return q if math.isfinite(q) and q > 0 else math.nan
+
+    def probs_of(self, draft: int) -> Float64Array | None:
+        """The law of one draft row, None if it is not finite."""
+        probs = self._probs(draft)
+        return np.maximum(probs, 0.0) if probs is not None and np.isfinite(probs).all() else None
+
+    def _probs(self, draft: int) -> Float64Array | None:
+        size = self.vocab_size
+        if self.logits is not None:
+            row = read_row(self.logits[draft], self.temperature, size)
+            if self.logsumexp is None:
+                return row.probs if row.status == Status.OK else None
+            logsumexp = float(self.logsumexp[draft])
+            if not math.isfinite(logsumexp):
+                return None
+            x = self.logits[draft, :size].detach().to("cpu", torch.float64).numpy()
+            return np.asarray(np.exp(x / self.temperature - logsumexp), dtype=np.float64)
+        if self.probs is not None:
+            return self.probs[draft, :size].detach().to("cpu", torch.float64).numpy()
+        assert self.support_ids is not None and self.support_logprobs is not None
+        probs = np.zeros(size)
+        ids = self.support_ids[draft].cpu().numpy()
+        values = np.exp(self.support_logprobs[draft].to("cpu", torch.float64).numpy())
+        inside = (ids >= 0) & (ids < size)
+        if not np.isfinite(values[inside]).all():
+            return None
+        np.add.at(probs, ids[inside], values[inside])
+        return probs
+
+    @property
+    def is_one_hot(self) -> bool:
+        """Whether the drafts count as a one-hot law at the draft, as a greedy drafter's do."""
+        if self.logits is not None:
+            return not self.has_law or not self.temperature >= GREEDY_TEMPERATURE
+        return not self.has_law or (self.probs is None and self.support_ids is None)
+
+
+class Outcome(NamedTuple):
+    """What becomes of one draft."""
+
+    accepted: bool
+    #: What to draw from if it is rejected.
+    weights: Float64Array
+    status: Status
+    accept_prob: float = math.nan
+
+
+def residual(p: Float64Array, q: Float64Array) -> Float64Array:
+    """``max(p - q, 0)``, or p itself where rounding leaves nothing."""
+    weights = np.maximum(p - q, 0.0)
+    return weights if weights.sum() > 0 else p
+
+
+def judge(
+    p: Float64Array, x: int, u: float, law: DraftLaw, draft: int, greedy: bool, *, needs_q: bool = False
+) -> Outcome:
+    """Accepts or rejects draft ``x`` of target law ``p`` by the coin ``u``."""
+    if greedy:
+        accepted = bool(p[x] > 0)
+        return Outcome(accepted, p, Status.OK, float(accepted))
+    if law.is_one_hot:
+        without = p.copy()
+        without[x] = 0.0
+        return Outcome(bool(u < p[x]), without if without.sum() > 0 else p, Status.OK, float(p[x]))
+    if u < p[x] and not needs_q:
+        return Outcome(True, p, Status.OK)
+    q_of_x = law.prob_of(draft, x)
+    if math.isnan(q_of_x):
+        return Outcome(bool(u < p[x]), p, Status.UNUSABLE_DRAFT_LAW)
+    accept_prob = float(min(1.0, p[x] / q_of_x))
+    if u < p[x] or u * q_of_x < p[x]:
+        return Outcome(True, p, Status.OK, accept_prob)
+    q = law.probs_of(draft)
+    if q is None:
+        return Outcome(False, p, Status.UNUSABLE_DRAFT_LAW, accept_prob)
+    return Outcome(False, residual(p, q), Status.OK, accept_prob)

@@ -1,0 +1,156 @@
+"""sample: one token per row, straight from logits."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_ops import _reference
+from specdec_ops._library import define
+from specdec_ops._status import Status
+from specdec_ops.ops._arguments import per_request
+
+
+class SampleOutput(NamedTuple):
+    """What ``sample`` returns, one value per row."""
+
+    #: ``[batch]``, dtype ``token_dtype``.
+    token_ids: Tensor
+    #: ``[batch]`` float32, log-probability of the token. Greedy and unusable rows: see ``sample``.
+    logprobs: Tensor
+    #: ``[batch]`` float64, of ``logits / temperature``; what ``verify_chain`` takes as
+    #: ``draft_logsumexp``.
+    logsumexp: Tensor
+    #: ``[batch]`` int32, values of :class:`specdec_ops.Status`.
+    status: Tensor
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: Tensor | float = 1.0,
+    seeds: Tensor | int | None = None,
+    positions: Tensor | None = None,
+    draft_slot: int | None = None,
+    uniforms: Tensor | None = None,
+    vocab_size: int | None = None,
+    token_dtype: torch.dtype = torch.int64,
+) -> SampleOutput:
+    """Draws one token per row from ``softmax(logits / temperature)``.
+
+    Without ``draft_slot`` it is the plain sampler: at a position it draws with the same random
+    number as the recovered or bonus token of ``verify_chain`` there, so that a request without
+    drafts gets the same token from either. With ``draft_slot`` it is a draft model's sampler: the
+    random numbers come from a stream of their own, keyed by the step's first position and the slot.
+
+    Args:
+        logits: ``[batch, width]`` float32, bfloat16 or float16, any row stride.
+        temperature: ``[batch]`` float32 or a number for all; default 1. Below 1e-5 (and NaN): the
+            argmax, lowest id on ties; log-probability and logsumexp are then at temperature 1.
+        seeds: ``[batch]`` int64 (all 64 bits count) or a number for all. Needed with ``positions``
+            unless ``uniforms`` is given.
+        positions: ``[batch]`` int32 or int64. Without ``draft_slot``: the absolute position of the
+            token that is drawn. With it: that of slot 0, which ``verify_chain`` gets as ``positions``.
+        draft_slot: The draft's place in its chain, 0 for the first.
+        uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds.
+        vocab_size: Columns from here on are padding and never win. Default: the width.
+        token_dtype: ``torch.int64`` (default) or ``torch.int32``.
+
+    Returns:
+        A :class:`SampleOutput`. A row with a NaN or +inf gives the argmax of what is not NaN (0 if
+        nothing is) and log-probability and logsumexp NaN; a fully masked row gives 0, NaN and
+        ``-inf``; ``status`` tells.
+
+    Raises:
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+
+    Source: inverse transform sampling; random numbers by Philox4x32-10 (Salmon et al., SC 2011).
+
+    Example:
+        >>> import torch, specdec_ops
+        >>> out = specdec_ops.sample(torch.tensor([[0.0, 2.0]]), temperature=0.0)
+        >>> out.token_ids.tolist(), round(out.logprobs.item(), 4)
+        ([1], -0.1269)
+    """
+    batch = logits.shape[0]
+    return SampleOutput(
+        *_op(
+            logits,
+            per_request(temperature, batch, torch.float32, logits.device),
+            seeds=per_request(seeds, batch, torch.int64, logits.device),
+            positions=positions,
+            draft_slot=draft_slot,
+            uniforms=uniforms,
+            vocab_size=vocab_size,
+            token_dtype=token_dtype,
+        )
+    )
+
+
+def _fake(
+    logits: Tensor,
+    temperature: Tensor,
+    *,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    draft_slot: int | None = None,
+    uniforms: Tensor | None = None,
+    vocab_size: int | None = None,
+    token_dtype: torch.dtype = torch.int64,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch = logits.shape[0]
+    return (
+        logits.new_empty(batch, dtype=token_dtype),
+        logits.new_empty(batch, dtype=torch.float32),
+        logits.new_empty(batch, dtype=torch.float64),
+        logits.new_empty(batch, dtype=torch.int32),
+    )
+
+
+def _reference_sample(
+    logits: Tensor,
+    temperature: Tensor,
+    *,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    draft_slot: int | None = None,
+    uniforms: Tensor | None = None,
+    vocab_size: int | None = None,
+    token_dtype: torch.dtype = torch.int64,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    size = logits.shape[1] if vocab_size is None else vocab_size
+    tokens, logprobs, logsumexps, statuses = [], [], [], []
+    for r in range(logits.shape[0]):
+        t = float(temperature[r])
+        row = _reference.read_row(logits[r], t, size)
+        if uniforms is not None:
+            u = float(uniforms[r])
+        elif seeds is not None and positions is not None:
+            stream = _reference.Stream.TARGET if draft_slot is None else _reference.Stream.DRAFT
+            u = _reference.uniform(int(seeds[r]), stream, draft_slot or 0, int(positions[r]))
+        else:
+            u = 0.0
+        token = _reference.pick(row.probs, u)
+        usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
+        tokens.append(token)
+        logprobs.append(float(logits[r, token]) / usable_t - row.logsumexp if row.status == Status.OK else math.nan)
+        logsumexps.append(row.logsumexp)
+        statuses.append(int(row.status))
+    return (
+        logits.new_tensor(tokens, dtype=token_dtype),
+        logits.new_tensor(logprobs, dtype=torch.float32),
+        logits.new_tensor(logsumexps, dtype=torch.float64),
+        logits.new_tensor(statuses, dtype=torch.int32),
+    )
+
+
+_op = define(
+    "sample(Tensor logits, Tensor temperature, *, Tensor? seeds=None, Tensor? positions=None, "
+    "SymInt? draft_slot=None, Tensor? uniforms=None, SymInt? vocab_size=None, "
+    "ScalarType token_dtype=int64) -> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status)",
+    fake=_fake,
+    reference=_reference_sample,
+)

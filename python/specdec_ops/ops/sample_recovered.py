@@ -1,0 +1,174 @@
+"""sample_recovered: what to emit in place of a rejected draft."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_ops import _reference
+from specdec_ops._library import define
+from specdec_ops._status import Status
+from specdec_ops.ops._arguments import per_request
+
+
+class SampleRecoveredOutput(NamedTuple):
+    """What ``sample_recovered`` returns, one value per row."""
+
+    #: ``[num_drafts]``, dtype of ``draft_token_ids``.
+    token_ids: Tensor
+    #: ``[num_drafts]`` int32, values of :class:`specdec_ops.Status`.
+    status: Tensor
+
+
+def sample_recovered(
+    target_logits: Tensor,
+    draft_token_ids: Tensor,
+    *,
+    temperature: Tensor | float = 1.0,
+    draft_logits: Tensor | None = None,
+    draft_probs: Tensor | None = None,
+    draft_logsumexp: Tensor | None = None,
+    draft_support_ids: Tensor | None = None,
+    draft_support_logprobs: Tensor | None = None,
+    draft_temperature: Tensor | float | None = None,
+    has_draft_law: Tensor | None = None,
+    seeds: Tensor | int | None = None,
+    positions: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    vocab_size: int | None = None,
+) -> SampleRecoveredOutput:
+    """Draws a recovered token for each draft row, as if that draft had been rejected.
+
+    The token comes from the normalised ``max(p - q, 0)``, with q the draft law as in
+    ``verify_chain``: one-hot at the draft if no law is given. ``verify_chain`` does this by itself for
+    the one position that needs it; this op serves engines that accept drafts by a rule of their own.
+
+    Args:
+        target_logits: ``[num_drafts, width]`` float32, bfloat16 or float16, any row stride.
+        draft_token_ids: ``[num_drafts]`` int32 or int64. A row whose draft lies outside
+            ``[0, vocab_size)`` draws from the target law.
+        temperature: ``[num_drafts]`` float32 or a number for all; default 1. Below 1e-5: the argmax.
+        draft_logits: As in ``verify_chain``.
+        draft_probs: As in ``verify_chain``.
+        draft_logsumexp: As in ``verify_chain``.
+        draft_support_ids: As in ``verify_chain``.
+        draft_support_logprobs: As in ``verify_chain``.
+        draft_temperature: ``[num_drafts]`` float32 or a number; default ``temperature``.
+        has_draft_law: ``[num_drafts]`` bool; False treats that draft as one-hot. Default: all True.
+        seeds: ``[num_drafts]`` int64 or a number for all. Needed with ``positions`` unless
+            ``uniforms`` is given.
+        positions: ``[num_drafts]`` int32 or int64, the absolute position of each draft.
+        uniforms: ``[num_drafts]`` float32 or float64 in [0, 1), instead of seeds.
+        vocab_size: Columns from here on are padding and never win. Default: the width.
+
+    Returns:
+        A :class:`SampleRecoveredOutput`. Where rounding leaves no mass in the difference the token
+        comes from the target law; an unusable draft law counts as none of it.
+
+    Raises:
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+
+    Source: Leviathan et al., arXiv 2211.17192, algorithm 1.
+
+    Example:
+        >>> import torch, specdec_ops
+        >>> logits = torch.tensor([[0.0, 0.0]])
+        >>> specdec_ops.sample_recovered(
+        ...     logits, torch.tensor([0]), uniforms=torch.tensor([0.25])
+        ... ).token_ids.tolist()
+        [1]
+    """
+    num_drafts = draft_token_ids.shape[0]
+    device = target_logits.device
+    return SampleRecoveredOutput(
+        *_op(
+            target_logits,
+            draft_token_ids,
+            per_request(temperature, num_drafts, torch.float32, device),
+            draft_logits=draft_logits,
+            draft_probs=draft_probs,
+            draft_logsumexp=draft_logsumexp,
+            draft_support_ids=draft_support_ids,
+            draft_support_logprobs=draft_support_logprobs,
+            draft_temperature=per_request(draft_temperature, num_drafts, torch.float32, device),
+            has_draft_law=has_draft_law,
+            seeds=per_request(seeds, num_drafts, torch.int64, device),
+            positions=positions,
+            uniforms=uniforms,
+            vocab_size=vocab_size,
+        )
+    )
+
+
+def _fake(
+    target_logits: Tensor, draft_token_ids: Tensor, temperature: Tensor, **_: object
+) -> tuple[Tensor, Tensor]:
+    num_drafts = draft_token_ids.shape[0]
+    return (
+        draft_token_ids.new_empty(num_drafts),
+        draft_token_ids.new_empty(num_drafts, dtype=torch.int32),
+    )
+
+
+def _reference_sample_recovered(
+    target_logits: Tensor,
+    draft_token_ids: Tensor,
+    temperature: Tensor,
+    *,
+    draft_logits: Tensor | None = None,
+    draft_probs: Tensor | None = None,
+    draft_logsumexp: Tensor | None = None,
+    draft_support_ids: Tensor | None = None,
+    draft_support_logprobs: Tensor | None = None,
+    draft_temperature: Tensor | None = None,
+    has_draft_law: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    vocab_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    size = target_logits.shape[1] if vocab_size is None else vocab_size
+    tokens, statuses = [], []
+    for r, x in enumerate(draft_token_ids.tolist()):
+        t = float(temperature[r])
+        law = _reference.DraftLaw(
+            has_law=has_draft_law is None or bool(has_draft_law[r]),
+            logits=draft_logits,
+            probs=draft_probs,
+            logsumexp=draft_logsumexp,
+            support_ids=draft_support_ids,
+            support_logprobs=draft_support_logprobs,
+            temperature=t if draft_temperature is None else float(draft_temperature[r]),
+            vocab_size=size,
+        )
+        row = _reference.read_row(target_logits[r], t, size)
+        weights, status = row.probs, row.status
+        if status == Status.OK and not 0 <= x < size:
+            status = Status.OK if x == -1 else Status.INVALID_DRAFT_ID
+        elif status == Status.OK and t >= _reference.GREEDY_TEMPERATURE:
+            # The coin 1 rejects every draft.
+            rejected = _reference.judge(row.probs, x, 1.0, law, r, False, needs_q=True)
+            weights, status = rejected.weights, rejected.status
+        if uniforms is not None:
+            u = float(uniforms[r])
+        elif seeds is not None and positions is not None:
+            u = _reference.uniform(int(seeds[r]), _reference.Stream.TARGET, 0, int(positions[r]))
+        else:
+            u = 0.0
+        tokens.append(_reference.pick(weights, u))
+        statuses.append(int(status))
+    return draft_token_ids.new_tensor(tokens), draft_token_ids.new_tensor(statuses, dtype=torch.int32)
+
+
+_op = define(
+    "sample_recovered(Tensor target_logits, Tensor draft_token_ids, Tensor temperature, *, "
+    "Tensor? draft_logits=None, Tensor? draft_probs=None, Tensor? draft_logsumexp=None, "
+    "Tensor? draft_support_ids=None, Tensor? draft_support_logprobs=None, "
+    "Tensor? draft_temperature=None, Tensor? has_draft_law=None, Tensor? seeds=None, "
+    "Tensor? positions=None, Tensor? uniforms=None, SymInt? vocab_size=None) "
+    "-> (Tensor token_ids, Tensor status)",
+    fake=_fake,
+    reference=_reference_sample_recovered,
+)
