@@ -1,0 +1,117 @@
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+/// Argument checks of the torch layers, all with one message shape:
+/// "<op>: <argument> must be <expectation>, got <actual>".
+namespace specdec_ops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+inline const char* name_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "another dtype";
+  }
+}
+
+inline std::string shape_of(const Tensor& tensor) {
+  std::ostringstream out;
+  out << "shape [";
+  for (int64_t d = 0; d < tensor.dim(); ++d) out << (d == 0 ? "" : ", ") << tensor.size(d);
+  out << "]";
+  return out.str();
+}
+
+/// The checks of one op, which names itself once.
+class Checks {
+ public:
+  explicit Checks(const char* op) : op_(op) {}
+
+  template <class... Parts>
+  void require(bool condition, const Parts&... parts) const {
+    if (condition) return;
+    std::ostringstream message;
+    message << op_ << ": ";
+    (message << ... << parts);
+    throw std::runtime_error(message.str());
+  }
+
+  /// The dtype is one of those allowed, which `expected` spells out.
+  void dtype(const Tensor& tensor, const char* name, std::initializer_list<ScalarType> allowed,
+             const char* expected) const {
+    const ScalarType actual = tensor.scalar_type();
+    for (ScalarType dtype : allowed) {
+      if (actual == dtype) return;
+    }
+    require(false, name, " must be ", expected, ", got ", name_of(actual));
+  }
+  void integer(const Tensor& tensor, const char* name) const {
+    dtype(tensor, name, {ScalarType::Int, ScalarType::Long}, "int32 or int64");
+  }
+  void real(const Tensor& tensor, const char* name) const {
+    dtype(tensor, name, {ScalarType::Float, ScalarType::Double}, "float32 or float64");
+  }
+
+  /// A vector of `size` elements, which `shape` spells out.
+  void vector(const Tensor& tensor, const char* name, const char* shape, int64_t size) const {
+    require(tensor.dim() == 1 && tensor.size(0) == size, name, " must be ", shape, " with ", size,
+            size == 1 ? " element" : " elements", ", got ", shape_of(tensor));
+  }
+
+  /// Rows of logits or probabilities with a contiguous last dimension.
+  void rows(const Tensor& tensor, const char* name, const char* shape, int64_t num_rows) const {
+    dtype(tensor, name, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half},
+          "float32, bfloat16 or float16");
+    require(tensor.dim() == 2, name, " must be ", shape, ", got ", shape_of(tensor));
+    require(tensor.size(0) == num_rows, name, " must be ", shape, " with ", num_rows,
+            num_rows == 1 ? " row" : " rows", ", got ", shape_of(tensor));
+    require(tensor.size(1) <= 1 || tensor.size(0) == 0 || tensor.stride(1) == 1, name,
+            " must have a contiguous last dimension, got stride ", tensor.stride(1));
+  }
+
+  /// The number of ids that can win: `given`, or the width.
+  int64_t vocab_size(std::optional<int64_t> given, const Tensor& logits, const char* name) const {
+    const int64_t width = logits.size(1);
+    require(width >= 1, name, " must have at least one column, got ", shape_of(logits));
+    const int64_t size = given.value_or(width);
+    require(size >= 1 && size <= width, "vocab_size must be between 1 and the width of ", name, ", ", width,
+            ", got ", size);
+    require(size <= INT32_MAX, "vocab_size must be below 2^31, got ", size);
+    return size;
+  }
+
+ private:
+  const char* op_;
+};
+
+}  // namespace specdec_ops

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/numerics.h"
+
+/// How a row of logits becomes a law. Blocks are cut by global token id, so the law does not depend
+/// on threads, launch shapes or shards.
+namespace specdec_ops {
+
+constexpr int kBlockSize = 4096;
+/// A block is summed in 256 lanes: lane l adds the elements l, l + 256, ... in order; then halves
+/// are added, lane l to lane l + 128, + 64, ..., + 1. Sixteen rows of a block fit the registers of
+/// an AVX-512 core or of one warp.
+constexpr int kNumLanes = 256;
+constexpr int kChunkSize = 64;
+
+/// What one pass over a block leaves behind.
+struct BlockStats {
+  /// Over everything but NaN; -inf where there is nothing.
+  float max;
+  /// Of 2^((x - max) * scale); 0 where everything is masked, NaN where the block holds a NaN or +inf.
+  float sum;
+};
+
+enum class Status : int32_t {
+  kOk = 0,
+  kNonFiniteTarget = 1,
+  kMaskedTarget = 2,
+  kUnusableDraftLaw = 3,
+  kInvalidDraftId = 4,
+};
+
+/// A row as a law: p(v) = 2^(x_v * scale - log2_total).
+struct RowLaw {
+  float scale;
+  /// Natural logarithm of the sum of exp(x / temperature); NaN or -inf where there is no law.
+  double logsumexp;
+  double log2_total;
+
+  SPECDEC_HOST_DEVICE bool usable() const { return is_finite(logsumexp); }
+  /// log2 of the probability of an id with logit x, or of a block's reference.
+  SPECDEC_HOST_DEVICE double log2_prob(float x) const {
+    return fma64(static_cast<double>(x), static_cast<double>(scale), -log2_total);
+  }
+  SPECDEC_HOST_DEVICE double prob(float x) const { return exp2_f64(log2_prob(x)); }
+};
+
+/// The law that a given logsumexp implies. Laws found by a pass over the row go through here too,
+/// so that handing a row's logsumexp from one op to the next changes no bit.
+SPECDEC_HOST_DEVICE RowLaw row_law_from_logsumexp(float scale, double logsumexp) {
+  return {scale, logsumexp, logsumexp * kLog2E};
+}
+
+/// What a pass over a row says before any weight is added up.
+struct RowMax {
+  float max;
+  bool non_finite;
+};
+
+SPECDEC_HOST_DEVICE RowMax row_max_from_blocks(const BlockStats* blocks, int num_blocks) {
+  RowMax row = {-__builtin_inff(), false};
+  for (int b = 0; b < num_blocks; ++b) {
+    if (blocks[b].max > row.max) row.max = blocks[b].max;
+    if (blocks[b].sum != blocks[b].sum) row.non_finite = true;
+  }
+  return row;
+}
+
+SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const BlockStats* blocks,
+                                               int num_blocks) {
+  if (row.non_finite) return row_law_from_logsumexp(scale, __builtin_nan(""));
+  if (!(row.max > -__builtin_inff())) return row_law_from_logsumexp(scale, -__builtin_inf());
+  double total = 0.0;
+  for (int b = 0; b < num_blocks; ++b) {
+    if (!(blocks[b].sum > 0.0f)) continue;
+    const double distance =
+        (static_cast<double>(blocks[b].max) - static_cast<double>(row.max)) * static_cast<double>(scale);
+    total = fma64(static_cast<double>(blocks[b].sum), exp2_f64(distance), total);
+  }
+  const double log2_total =
+      fma64(static_cast<double>(row.max), static_cast<double>(scale), log2_f64(total));
+  return row_law_from_logsumexp(scale, log2_total * kLn2);
+}
+
+}  // namespace specdec_ops

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+
+#include "common/checks.h"
+#include "cpu/kernels/chain.h"
+
+/// From tensors to the parameters of the chain program: what verify_chain, sample and
+/// sample_recovered have in common.
+namespace specdec_ops::cpu {
+
+inline IntView int_view(const Tensor& tensor) {
+  const int64_t columns = tensor.dim() - 1;
+  return {tensor.const_data_ptr(), tensor.stride(columns), tensor.scalar_type() == ScalarType::Long,
+          columns > 0 ? tensor.stride(0) : 0};
+}
+
+inline RealView real_view(const Tensor& tensor) {
+  const int64_t columns = tensor.dim() - 1;
+  return {tensor.const_data_ptr(), tensor.stride(columns), tensor.scalar_type() == ScalarType::Double,
+          columns > 0 ? tensor.stride(0) : 0};
+}
+
+inline RowsView rows_view(const Tensor& tensor) {
+  const ScalarType dtype = tensor.scalar_type();
+  return {tensor.const_data_ptr(), tensor.stride(0),
+          dtype == ScalarType::Float      ? DType::kFloat32
+          : dtype == ScalarType::BFloat16 ? DType::kBFloat16
+                                          : DType::kFloat16};
+}
+
+/// The draft-law arguments of an op.
+struct DraftLawArguments {
+  const OptionalTensor& logits;
+  const OptionalTensor& probs;
+  const OptionalTensor& logsumexp;
+  const OptionalTensor& support_ids;
+  const OptionalTensor& support_logprobs;
+  const OptionalTensor& temperature;
+  const OptionalTensor& has_law;
+};
+
+inline void set_temperature(const Checks& checks, const Tensor& temperature, const char* shape,
+                            ChainParams* params) {
+  checks.dtype(temperature, "temperature", {ScalarType::Float}, "float32");
+  checks.vector(temperature, "temperature", shape, params->batch);
+  params->temperature = real_view(temperature);
+}
+
+inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, const char* request_shape,
+                          int64_t num_drafts, ChainParams* params) {
+  checks.require(law.logits.has_value() + law.probs.has_value() + law.support_ids.has_value() <= 1,
+                 "draft_logits, draft_probs and draft_support_ids must be at most one, got several");
+  checks.require(!law.logsumexp || law.logits, "draft_logsumexp must be given with draft_logits, got it alone");
+  checks.require(law.support_ids.has_value() == law.support_logprobs.has_value(),
+                 "draft_support_ids and draft_support_logprobs must be given together, got one");
+  if (law.logits || law.probs) {
+    const Tensor& rows = law.logits ? *law.logits : *law.probs;
+    const char* name = law.logits ? "draft_logits" : "draft_probs";
+    checks.rows(rows, name, "[num_drafts, width]", num_drafts);
+    checks.require(rows.size(1) >= params->vocab_size || num_drafts == 0, name, " must have at least vocab_size = ",
+                   params->vocab_size, " columns, got ", rows.size(1));
+    params->draft_law = law.logits ? DraftLawKind::kLogits : DraftLawKind::kProbs;
+    params->draft = rows_view(rows);
+  }
+  if (law.logsumexp) {
+    checks.real(*law.logsumexp, "draft_logsumexp");
+    checks.vector(*law.logsumexp, "draft_logsumexp", "[num_drafts]", num_drafts);
+    params->draft_logsumexp = real_view(*law.logsumexp);
+  }
+  if (law.support_ids) {
+    const Tensor& ids = *law.support_ids;
+    const Tensor& logprobs = *law.support_logprobs;
+    checks.integer(ids, "draft_support_ids");
+    checks.dtype(logprobs, "draft_support_logprobs", {ScalarType::Float}, "float32");
+    checks.require(ids.dim() == 2 && ids.size(0) == num_drafts,
+                   "draft_support_ids must be [num_drafts, support] with ", num_drafts, " rows, got ", shape_of(ids));
+    checks.require(logprobs.dim() == 2 && logprobs.size(0) == num_drafts && logprobs.size(1) == ids.size(1),
+                   "draft_support_logprobs must have the shape of draft_support_ids, ", shape_of(ids), ", got ",
+                   shape_of(logprobs));
+    params->draft_law = DraftLawKind::kSupport;
+    params->draft_support_ids = int_view(ids);
+    params->draft_support_logprobs = real_view(logprobs);
+    params->draft_support_size = ids.size(1);
+  }
+  if (law.temperature) {
+    checks.dtype(*law.temperature, "draft_temperature", {ScalarType::Float}, "float32");
+    checks.vector(*law.temperature, "draft_temperature", request_shape, params->batch);
+    params->draft_temperature = real_view(*law.temperature);
+  }
+  if (law.has_law) {
+    checks.dtype(*law.has_law, "has_draft_law", {ScalarType::Bool}, "bool");
+    checks.vector(*law.has_law, "has_draft_law", request_shape, params->batch);
+    params->has_draft_law = static_cast<const bool*>(law.has_law->const_data_ptr());
+    params->has_draft_law_stride = law.has_law->stride(0);
+  }
+}
+
+/// Whether a request needs random numbers.
+inline bool any_sampling(const ChainParams& params) {
+  for (int64_t r = 0; r < params.batch; ++r) {
+    if (!is_greedy(static_cast<float>(at(params.temperature, r)))) return true;
+  }
+  return false;
+}
+
+inline void set_seeds(const Checks& checks, const OptionalTensor& seeds, const OptionalTensor& positions,
+                      const char* shape, ChainParams* params) {
+  checks.require(seeds.has_value() == positions.has_value(), "seeds and positions must be given together, got one");
+  if (!seeds) return;
+  checks.dtype(*seeds, "seeds", {ScalarType::Long}, "int64");
+  checks.vector(*seeds, "seeds", shape, params->batch);
+  checks.integer(*positions, "positions");
+  checks.vector(*positions, "positions", shape, params->batch);
+  params->seeds = int_view(*seeds);
+  params->positions = int_view(*positions);
+}
+
+inline void set_uniforms(const Checks& checks, const Tensor& uniforms, const char* name, const char* shape,
+                         int64_t size, RealView* view) {
+  checks.real(uniforms, name);
+  checks.vector(uniforms, name, shape, size);
+  *view = real_view(uniforms);
+  for (int64_t i = 0; i < size; ++i) {
+    const double u = at(*view, i);
+    checks.require(u >= 0.0 && u < 1.0, name, " must be in [0, 1), got ", u, " at index ", i);
+  }
+}
+
+/// Runs the program on torch's threads, with scratch memory of a size that depends on shapes alone.
+inline void run_chain_on_torch_threads(const ChainParams& params) {
+  const int num_workers = chain_num_workers(params, static_cast<int>(torch::stable::get_num_threads()));
+  const std::unique_ptr<void, decltype(&std::free)> workspace(
+      std::aligned_alloc(64, (chain_workspace_size(params, num_workers) + 63) / 64 * 64), &std::free);
+  if (workspace == nullptr) throw std::bad_alloc();
+  run_chain(params, workspace.get(), num_workers, [](int workers, void (*task)(void*, int), void* context) {
+    torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t worker = begin; worker < end; ++worker) task(context, static_cast<int>(worker));
+    });
+  });
+}
+
+}  // namespace specdec_ops::cpu

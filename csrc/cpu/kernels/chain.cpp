@@ -1,0 +1,105 @@
+#include "cpu/kernels/chain.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "cpu/kernels/chain_run.h"
+#include "cpu/kernels/isa.h"
+
+#define SPECDEC_KERNEL "cpu/kernels/chain.kernel.h"
+#include "cpu/kernels/foreach_isa.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace specdec_ops::cpu {
+namespace {
+
+/// Elements that repay waking another thread.
+constexpr int64_t kElementsPerWorker = 32768;
+
+/// Round to nearest, denormals on, whatever the caller's thread has set: results depend on it.
+class DefaultFloatEnvironment {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~DefaultFloatEnvironment() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+void run_worker(ChainRun& run, int worker) {
+  const DefaultFloatEnvironment environment;
+  switch (current_isa()) {
+#if defined(__x86_64__)
+    case Isa::kAvx512:
+      return avx512::run_worker(run, worker);
+    case Isa::kAvx2:
+      return avx2::run_worker(run, worker);
+#endif
+    default:
+      return scalar::run_worker(run, worker);
+  }
+}
+
+int num_blocks_of(const ChainParams& params) {
+  return static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
+}
+
+size_t lane_memory(const ChainParams& params) {
+  const size_t bytes = static_cast<size_t>(num_blocks_of(params)) * (2 * sizeof(BlockStats) + sizeof(double));
+  return (bytes + 63) / 64 * 64;
+}
+
+}  // namespace
+
+void relax(int* spins) {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+  if (++*spins > 4096) std::this_thread::yield();
+}
+
+void Lane::wait() {
+  for (int spins = 0; unfinished.load(std::memory_order_acquire) > 0;) relax(&spins);
+}
+
+int chain_num_workers(const ChainParams& params, int max_workers) {
+  // Two rows a request, as most are decided by then.
+  const int64_t work = params.batch * params.vocab_size * 2;
+  return static_cast<int>(std::clamp<int64_t>(work / kElementsPerWorker, 1, std::max(max_workers, 1)));
+}
+
+size_t chain_workspace_size(const ChainParams& params, int num_workers) {
+  return static_cast<size_t>(num_workers) * (sizeof(Lane) + lane_memory(params));
+}
+
+void run_chain(const ChainParams& params, void* workspace, int num_workers, ParallelFor parallel_for) {
+  ChainRun run;
+  run.params = &params;
+  run.num_workers = num_workers;
+  run.num_blocks = num_blocks_of(params);
+  // Two blocks are a few microseconds of work; a lane's ticket counts to 65,535.
+  run.blocks_per_unit = std::max(2, run.num_blocks / 0x8000 + 1);
+  run.num_units = (run.num_blocks + run.blocks_per_unit - 1) / run.blocks_per_unit;
+  run.unfinished_requests.store(params.batch, std::memory_order_relaxed);
+  run.lanes = static_cast<Lane*>(workspace);
+  char* memory = static_cast<char*>(workspace) + static_cast<size_t>(num_workers) * sizeof(Lane);
+  for (int worker = 0; worker < num_workers; ++worker) {
+    Lane* lane = new (run.lanes + worker) Lane;
+    lane->masses = reinterpret_cast<double*>(memory);
+    lane->target_stats = reinterpret_cast<BlockStats*>(lane->masses + run.num_blocks);
+    lane->draft_stats = lane->target_stats + run.num_blocks;
+    memory += lane_memory(params);
+  }
+  if (num_workers == 1) return run_worker(run, 0);
+  parallel_for(
+      num_workers, [](void* context, int worker) { run_worker(*static_cast<ChainRun*>(context), worker); }, &run);
+}
+
+}  // namespace specdec_ops::cpu

@@ -1,0 +1,471 @@
+// The chain program. Included once per tier through foreach_isa.h.
+
+#include "cpu/kernels/blocks.kernel.h"
+
+namespace {
+
+/// Calls visit(pointer, rows) on a block of a row, a short one padded in `padded`.
+template <class Visit>
+auto visit_block(const void* row, DType dtype, int64_t begin, int n, float* padded, const Visit& visit) {
+  const auto visit_typed = [&](const auto* data) {
+    if (n % kNumLanes == 0) return visit(data + begin, n / kNumLanes);
+    const int rows = pad_block(data + begin, n, padded);
+    return visit(static_cast<const float*>(padded), rows);
+  };
+  switch (dtype) {
+    case DType::kBFloat16:
+      return visit_typed(static_cast<const BFloat16*>(row));
+    case DType::kFloat16:
+      return visit_typed(static_cast<const Float16*>(row));
+    default:
+      return visit_typed(static_cast<const float*>(row));
+  }
+}
+
+float element(const void* row, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return to_float(static_cast<const BFloat16*>(row)[index]);
+    case DType::kFloat16:
+      return to_float(static_cast<const Float16*>(row)[index]);
+    default:
+      return static_cast<const float*>(row)[index];
+  }
+}
+
+int block_length(const ChainRun& run, int block) {
+  const int64_t rest = run.params->vocab_size - static_cast<int64_t>(block) * kBlockSize;
+  return rest < kBlockSize ? static_cast<int>(rest) : kBlockSize;
+}
+
+/// Fills in the statistics of one block of one row.
+void stats_of_block(const ChainRun& run, const Phase& phase, int block) {
+  const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
+  const bool has_next = block_length(run, block) == kBlockSize && block + 1 < run.num_blocks;
+  float padded[kBlockSize];
+  phase.stats[block] = visit_block(
+      phase.row.data, phase.row.dtype, begin, block_length(run, block), padded, [&](const auto* x, int rows) {
+        if (phase.kind == Phase::kArgmax) return block_argmax(x, rows);
+        return block_stats(x, rows, phase.row.scale, has_next ? x + kBlockSize : nullptr);
+      });
+}
+
+/// Writes the probabilities of one block of a row with the given largest logit; returns the rows.
+int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, float max, int block,
+                   float* padded, float* probs) {
+  const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
+  return visit_block(row.data, row.dtype, begin, block_length(run, block), padded, [&](const auto* x, int rows) {
+    if (max == -__builtin_inff()) {
+      for (int i = 0; i < rows * kNumLanes; ++i) probs[i] = 0.0f;
+    } else {
+      block_weights(x, rows, max, law.scale, static_cast<float>(law.prob(max)), probs);
+    }
+    return rows;
+  });
+}
+
+/// Writes max(p - q, 0) of one block; returns its sum, NaN if the draft law is not usable there.
+float residual_of_block(const ChainRun& run, const Phase& phase, int block, float* residual, int* rows) {
+  float padded[kBlockSize], draft_probs[kBlockSize];
+  *rows = probs_of_block(run, phase.row, phase.law, phase.stats[block].max, block, padded, residual);
+  const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
+  if (run.params->draft_law == DraftLawKind::kProbs) {
+    visit_block(phase.draft_row.data, phase.draft_row.dtype, begin, block_length(run, block), padded,
+                [&](const auto* x, int n) {
+                  block_probs(x, n, draft_probs);
+                  return n;
+                });
+  } else {
+    const float max = phase.draft_stats != nullptr
+                          ? phase.draft_stats[block].max
+                          : visit_block(phase.draft_row.data, phase.draft_row.dtype, begin,
+                                        block_length(run, block), padded,
+                                        [&](const auto* x, int n) { return block_max(x, n, nullptr); });
+    probs_of_block(run, phase.draft_row, phase.draft_law, max, block, padded, draft_probs);
+  }
+  return subtract_and_sum(residual, draft_probs, *rows);
+}
+
+void run_blocks(const ChainRun& run, const Phase& phase, int unit) {
+  const int first = unit * run.blocks_per_unit;
+  const int end = first + run.blocks_per_unit < run.num_blocks ? first + run.blocks_per_unit : run.num_blocks;
+  for (int block = first; block < end; ++block) {
+    if (phase.kind == Phase::kResidual) {
+      float residual[kBlockSize];
+      int rows;
+      phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, residual, &rows));
+    } else {
+      stats_of_block(run, phase, block);
+    }
+  }
+}
+
+/// Runs a phase with the help of idle workers. Waits only for units that another worker is running
+/// at this moment, so it gets through however the workers are scheduled.
+void run_phase(ChainRun& run, Lane& lane, const Phase& phase) {
+  if (run.num_workers == 1) {
+    for (int unit = 0; unit < run.num_units; ++unit) run_blocks(run, phase, unit);
+    return;
+  }
+  lane.publish(phase, run.num_units);
+  for (int unit; (unit = lane.claim(/*from_front=*/true)) >= 0;) {
+    run_blocks(run, lane.phase, unit);
+    lane.finish_unit();
+  }
+  lane.wait();
+}
+
+/// One request on its way through its rows.
+struct Request {
+  ChainRun& run;
+  Lane& lane;
+  const ChainParams& params;
+  int64_t index, first_draft, num_drafts, first_row;
+  float scale, draft_scale;
+  bool greedy;
+  /// Whether the drafts have a law other than one-hot.
+  bool has_law;
+
+  /// What to draw from where no further draft is accepted.
+  enum class Final { kArgmax, kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
+
+  Request(ChainRun& chain_run, Lane& own_lane, int64_t r)
+      : run(chain_run), lane(own_lane), params(*chain_run.params), index(r) {
+    const bool ragged = static_cast<bool>(params.cu_num_draft_tokens);
+    first_draft = ragged ? at(params.cu_num_draft_tokens, r) : r * params.drafts_per_request;
+    num_drafts = ragged ? at(params.cu_num_draft_tokens, r + 1) - first_draft : params.drafts_per_request;
+    first_row = first_draft + (params.has_bonus_rows ? r : 0);
+    const float temperature = static_cast<float>(at(params.temperature, r));
+    const float draft_temperature =
+        params.draft_temperature ? static_cast<float>(at(params.draft_temperature, r)) : temperature;
+    greedy = is_greedy(temperature);
+    scale = log2_scale(greedy ? 1.0f : temperature);
+    draft_scale = log2_scale(draft_temperature);
+    // A greedy drafter's law is one-hot at its draft, whatever its logits.
+    has_law = params.draft_law != DraftLawKind::kOneHot &&
+              (params.has_draft_law == nullptr || params.has_draft_law[r * params.has_draft_law_stride]) &&
+              !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
+  }
+
+  double accept_uniform(int64_t slot) const {
+    if (params.accept_uniforms) return at(params.accept_uniforms, first_draft + slot);
+    return uniform(at(params.seeds, index), Stream::kAccept, slot, at(params.positions, index));
+  }
+
+  double final_uniform(int64_t slot) const {
+    if (params.final_uniforms) return at(params.final_uniforms, index);
+    const bool by_position = params.final_stream == Stream::kTarget;
+    return uniform(at(params.seeds, index), params.final_stream, by_position ? 0 : params.final_slot,
+                   at(params.positions, index) + (by_position ? slot : 0));
+  }
+
+  static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
+    const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
+    return {static_cast<const char*>(rows.data) + row * rows.stride * item_size, rows.dtype, row_scale};
+  }
+
+  /// The lowest id with the largest logit that is not NaN; 0 if there is none.
+  int64_t argmax_of(const RowRef& row, float max) const {
+    for (int block = 0; block < run.num_blocks; ++block) {
+      if (lane.target_stats[block].max != max) continue;
+      const int n = block_length(run, block);
+      const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
+      float padded[kBlockSize];
+      const int found = visit_block(row.data, row.dtype, begin, n, padded,
+                                    [&](const auto* x, int rows) { return first_equal(x, rows, max); });
+      if (found < n) return begin + found;
+    }
+    return 0;
+  }
+
+  /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
+  /// Leaves behind in `residual` what the residual needs of the draft row.
+  double draft_prob(int64_t draft, int64_t x, Phase* residual) {
+    double q = 0.0;
+    if (params.draft_law == DraftLawKind::kSupport) {
+      for (int64_t j = 0; j < params.draft_support_size; ++j) {
+        const int64_t id = at(params.draft_support_ids, draft, j);
+        if (id < 0 || id >= params.vocab_size) continue;
+        const double prob = exp2_f64(at(params.draft_support_logprobs, draft, j) * kLog2E);
+        if (!is_finite(prob)) return prob;
+        if (id == x) q = q + prob;
+      }
+    } else {
+      residual->draft_row = row_of(params.draft, draft, draft_scale);
+      const float value = element(residual->draft_row.data, residual->draft_row.dtype, x);
+      if (params.draft_law == DraftLawKind::kProbs) {
+        q = static_cast<double>(value);
+      } else {
+        residual->draft_law = draft_row_law(draft, residual);
+        if (!residual->draft_law.usable()) return __builtin_nan("");
+        q = residual->draft_law.prob(value);
+      }
+    }
+    return q > 0.0 && is_finite(q) ? q : __builtin_nan("");
+  }
+
+  RowLaw draft_row_law(int64_t draft, Phase* residual) {
+    if (params.draft_logsumexp) return row_law_from_logsumexp(draft_scale, at(params.draft_logsumexp, draft));
+    Phase phase;
+    phase.kind = Phase::kStats;
+    phase.row = residual->draft_row;
+    phase.stats = lane.draft_stats;
+    run_phase(run, lane, phase);
+    residual->draft_stats = lane.draft_stats;
+    return row_law_from_blocks(draft_scale, row_max_from_blocks(lane.draft_stats, run.num_blocks),
+                               lane.draft_stats, run.num_blocks);
+  }
+
+  /// Masses of p by block.
+  void target_masses(const RowLaw& law) {
+    for (int block = 0; block < run.num_blocks; ++block) {
+      const BlockStats& stats = lane.target_stats[block];
+      lane.masses[block] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * law.prob(stats.max) : 0.0;
+    }
+  }
+
+  double total_mass() const {
+    double total = 0.0;
+    for (int block = 0; block < run.num_blocks; ++block) total = total + lane.masses[block];
+    return total;
+  }
+
+  bool support_touches(int64_t draft, int block) const {
+    for (int64_t j = 0; j < params.draft_support_size; ++j) {
+      const int64_t id = at(params.draft_support_ids, draft, j);
+      if (id >= 0 && id < params.vocab_size && id / kBlockSize == block) return true;
+    }
+    return false;
+  }
+
+  /// Writes what is left of p in one block once a one-hot or sparse draft law is taken away.
+  int sparse_residual_of_block(const Phase& residual, Final final, int64_t draft, int64_t x, int block,
+                               float* weights) {
+    float padded[kBlockSize];
+    const int rows =
+        probs_of_block(run, residual.row, residual.law, lane.target_stats[block].max, block, padded, weights);
+    const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
+    if (final == Final::kTargetWithoutDraft) {
+      weights[x - begin] = 0.0f;
+      return rows;
+    }
+    for (int64_t j = 0; j < params.draft_support_size; ++j) {
+      const int64_t id = at(params.draft_support_ids, draft, j);
+      if (id < 0 || id >= params.vocab_size || id / kBlockSize != block) continue;
+      const double q = exp2_f64(at(params.draft_support_logprobs, draft, j) * kLog2E);
+      const float rest = weights[id - begin] - static_cast<float>(q);
+      weights[id - begin] = rest > 0.0f ? rest : 0.0f;
+    }
+    return rows;
+  }
+
+  bool touches(Final final, int64_t draft, int64_t x, int block) const {
+    if (final == Final::kTargetWithoutDraft) return x / kBlockSize == block;
+    return final == Final::kSupportResidual && support_touches(draft, block);
+  }
+
+  /// Draws the recovered, bonus or sampled token.
+  int64_t draw(Phase* residual, Final final, int64_t draft, int64_t x, int64_t slot, Status* status) {
+    float weights[kBlockSize];
+    if (final == Final::kDenseResidual) {
+      residual->kind = Phase::kResidual;
+      residual->masses = lane.masses;
+      run_phase(run, lane, *residual);
+    } else {
+      target_masses(residual->law);
+      for (int block = 0; block < run.num_blocks; ++block) {
+        if (!touches(final, draft, x, block)) continue;
+        const int rows = sparse_residual_of_block(*residual, final, draft, x, block, weights);
+        double mass = 0.0;
+        for (int i = 0; i < rows * kNumLanes; i += kChunkSize) mass = mass + chunk_sum(weights + i);
+        lane.masses[block] = mass;
+      }
+    }
+    double total = total_mass();
+    if (!(total > 0.0)) {
+      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
+      if (total != total) *status = Status::kUnusableDraftLaw;
+      final = Final::kTarget;
+      target_masses(residual->law);
+      total = total_mass();
+    }
+
+    const double threshold = final_uniform(slot) * total;
+    double prefix = 0.0, rest = __builtin_inf();
+    int chosen = 0;
+    for (int block = 0; block < run.num_blocks; ++block) {
+      if (!(lane.masses[block] > 0.0)) continue;
+      // If rounding leaves no block, the last one with mass stays chosen.
+      chosen = block;
+      if (prefix + lane.masses[block] > threshold) {
+        rest = threshold - prefix;
+        break;
+      }
+      prefix = prefix + lane.masses[block];
+    }
+
+    int rows;
+    if (final == Final::kDenseResidual) {
+      residual_of_block(run, *residual, chosen, weights, &rows);
+    } else if (touches(final, draft, x, chosen)) {
+      rows = sparse_residual_of_block(*residual, final, draft, x, chosen, weights);
+    } else {
+      float padded[kBlockSize];
+      const RowLaw& law = residual->law;
+      const float max = lane.target_stats[chosen].max;
+      rows = visit_block(residual->row.data, residual->row.dtype, static_cast<int64_t>(chosen) * kBlockSize,
+                         block_length(run, chosen), padded, [&](const auto* logits, int n) {
+                           block_weights(logits, n, max, law.scale, 1.0f, weights);
+                           return n;
+                         });
+      rest = rest / law.prob(max);
+    }
+    return static_cast<int64_t>(chosen) * kBlockSize + pick_in_block(weights, rows, rest);
+  }
+
+  void emit(int64_t slot, int64_t token) const {
+    const int64_t i = index * params.width + slot;
+    if (params.token_ids_are_int64) {
+      static_cast<int64_t*>(params.token_ids)[i] = token;
+    } else {
+      static_cast<int32_t*>(params.token_ids)[i] = static_cast<int32_t>(token);
+    }
+  }
+
+  void emit_logprob(int64_t slot, double logprob) const {
+    if (params.logprobs != nullptr) {
+      params.logprobs[index * params.width + slot] = static_cast<float>(logprob);
+    }
+  }
+
+  /// Takes one row: true if its draft is accepted, false if the request ends here.
+  bool step(int64_t slot, Status* status) {
+    const bool is_draft = slot < num_drafts;
+    const int64_t draft = first_draft + slot;
+    Phase target;
+    target.row = row_of(params.target, first_row + slot, scale);
+    target.stats = lane.target_stats;
+    const bool needs_law = !greedy || params.logsumexp != nullptr || params.logprobs != nullptr;
+    target.kind = needs_law ? Phase::kStats : Phase::kArgmax;
+    run_phase(run, lane, target);
+    const RowMax row = row_max_from_blocks(lane.target_stats, run.num_blocks);
+    if (needs_law) {
+      target.law = row_law_from_blocks(scale, row, lane.target_stats, run.num_blocks);
+      if (params.logsumexp != nullptr) params.logsumexp[first_row + slot] = target.law.logsumexp;
+    }
+
+    if (row.non_finite) {
+      *status = Status::kNonFiniteTarget;
+    } else if (!(row.max > -__builtin_inff())) {
+      *status = Status::kMaskedTarget;
+    }
+    if (*status != Status::kOk) {
+      emit(slot, argmax_of(target.row, row.max));
+      emit_logprob(slot, __builtin_nan(""));
+      return false;
+    }
+
+    const int64_t x = is_draft ? at(params.draft_token_ids, draft) : -1;
+    const bool valid = x >= 0 && x < params.vocab_size;
+    if (is_draft && x != -1 && !valid) *status = Status::kInvalidDraftId;
+
+    bool accepted = false;
+    int64_t token = x;
+    if (greedy) {
+      const int64_t best = argmax_of(target.row, row.max);
+      accepted = valid && best == x && params.rule == Rule::kTokenLevel;
+      if (valid && params.accept_probs != nullptr) params.accept_probs[draft] = best == x ? 1.0f : 0.0f;
+      token = best;
+    } else {
+      Final final = Final::kTarget;
+      if (valid) accepted = judge(&target, draft, x, slot, &final, status);
+      if (!accepted) token = draw(&target, final, draft, x, slot, status);
+    }
+    emit(slot, token);
+    if (params.logprobs != nullptr) {
+      emit_logprob(slot, target.law.log2_prob(element(target.row.data, target.row.dtype, token)) * kLn2);
+    }
+    return accepted;
+  }
+
+  /// Whether draft x is accepted; otherwise what to draw from.
+  bool judge(Phase* target, int64_t draft, int64_t x, int64_t slot, Final* final, Status* status) {
+    const double p = target->law.prob(element(target->row.data, target->row.dtype, x));
+    const bool may_accept = params.rule == Rule::kTokenLevel;
+    const double coin = may_accept ? accept_uniform(slot) : 1.0;
+    float* accept_prob = params.accept_probs != nullptr ? params.accept_probs + draft : nullptr;
+    if (!has_law) {
+      *final = Final::kTargetWithoutDraft;
+      if (accept_prob != nullptr) *accept_prob = static_cast<float>(p);
+      return may_accept && coin < p;
+    }
+    // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
+    const bool accepted = may_accept && coin < p;
+    if (accepted && accept_prob == nullptr) return true;
+    const double q = draft_prob(draft, x, target);
+    if (q != q) {
+      *final = Final::kTarget;
+      if (!accepted) *status = Status::kUnusableDraftLaw;
+      return accepted;
+    }
+    *final = params.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
+    if (accept_prob != nullptr) *accept_prob = static_cast<float>(p < q ? p / q : 1.0);
+    return accepted || (may_accept && coin * q < p);
+  }
+
+  void finish(int64_t num_accepted, Status status) const {
+    for (int64_t slot = num_accepted + 1; slot < params.width; ++slot) {
+      emit(slot, -1);
+      emit_logprob(slot, __builtin_nan(""));
+    }
+    const int64_t num_rows = num_drafts + (params.has_bonus_rows ? 1 : 0);
+    for (int64_t slot = num_accepted + 1; slot < num_rows && params.logsumexp != nullptr; ++slot) {
+      params.logsumexp[first_row + slot] = __builtin_nan("");
+    }
+    if (params.num_accepted != nullptr) params.num_accepted[index] = static_cast<int32_t>(num_accepted);
+    params.status[index] = static_cast<int32_t>(status);
+  }
+};
+
+void run_request(ChainRun& run, Lane& lane, int64_t r) {
+  Request request(run, lane, r);
+  if (run.params->accept_probs != nullptr) {
+    for (int64_t slot = 0; slot < request.num_drafts; ++slot) {
+      run.params->accept_probs[request.first_draft + slot] = __builtin_nanf("");
+    }
+  }
+  Status status = Status::kOk;
+  int64_t slot = 0;
+  while (request.step(slot, &status)) ++slot;
+  request.finish(slot, status);
+}
+
+}  // namespace
+
+/// Takes requests while there are any, then helps the other workers with theirs.
+void run_worker(ChainRun& run, int worker) {
+  Lane& own = run.lanes[worker];
+  for (;;) {
+    const int64_t r = run.next_request.fetch_add(1, std::memory_order_relaxed);
+    if (r >= run.params->batch) break;
+    run_request(run, own, r);
+    run.unfinished_requests.fetch_sub(1, std::memory_order_acq_rel);
+  }
+  int spins = 0;
+  while (run.unfinished_requests.load(std::memory_order_acquire) > 0) {
+    bool helped = false;
+    for (int other = 0; other < run.num_workers; ++other) {
+      Lane& lane = run.lanes[other];
+      const int unit = other == worker ? -1 : lane.claim(/*from_front=*/false);
+      if (unit < 0) continue;
+      run_blocks(run, lane.phase, unit);
+      lane.finish_unit();
+      helped = true;
+    }
+    if (helped) {
+      spins = 0;
+    } else {
+      relax(&spins);
+    }
+  }
+}

@@ -1,0 +1,39 @@
+// Eight float32 lanes. Included inside the AVX2 target region by foreach_isa.h.
+
+struct F32 {
+  static constexpr int kLanes = 8;
+  __m256 value;
+};
+
+inline F32 set1(float value) { return {_mm256_set1_ps(value)}; }
+inline F32 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline F32 load(const BFloat16* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+inline F32 load(const Float16* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline void store(float* p, F32 a) { _mm256_storeu_ps(p, a.value); }
+inline F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.value, b.value)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm256_sub_ps(a.value, b.value)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm256_mul_ps(a.value, b.value)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.value, b.value, c.value)}; }
+inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.value, b.value)}; }
+inline F32 shift_left_23(F32 a) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.value), 23))};
+}
+
+struct NanFlag {
+  __m256 lanes;
+};
+inline NanFlag no_nan() { return {_mm256_setzero_ps()}; }
+inline void note_nan(NanFlag& flag, F32 a) {
+  flag.lanes = _mm256_or_ps(flag.lanes, _mm256_cmp_ps(a.value, a.value, _CMP_UNORD_Q));
+}
+inline bool seen(const NanFlag& flag) { return _mm256_movemask_ps(flag.lanes) != 0; }
+inline uint32_t equal_mask(F32 a, F32 b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.value, b.value, _CMP_EQ_OQ)));
+}
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -1,0 +1,37 @@
+// Sixteen float32 lanes. Included inside the AVX-512 target region by foreach_isa.h.
+
+struct F32 {
+  static constexpr int kLanes = 16;
+  __m512 value;
+};
+
+inline F32 set1(float value) { return {_mm512_set1_ps(value)}; }
+inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F32 load(const BFloat16* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline F32 load(const Float16* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.value); }
+inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.value, b.value)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.value, b.value)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.value, b.value)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.value, b.value, c.value)}; }
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.value, b.value)}; }
+inline F32 shift_left_23(F32 a) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.value), 23))};
+}
+
+struct NanFlag {
+  __mmask16 lanes;
+};
+inline NanFlag no_nan() { return {0}; }
+inline void note_nan(NanFlag& flag, F32 a) {
+  flag.lanes |= _mm512_cmp_ps_mask(a.value, a.value, _CMP_UNORD_Q);
+}
+inline bool seen(const NanFlag& flag) { return flag.lanes != 0; }
+inline uint32_t equal_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.value, b.value, _CMP_EQ_OQ); }
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -1,0 +1,39 @@
+// The vector vocabulary without vectors: one lane, the same IEEE operations as the wider tiers.
+// Included inside a tier's namespace by foreach_isa.h, hence no include guard and no includes.
+
+struct F32 {
+  static constexpr int kLanes = 1;
+  float value;
+};
+
+inline F32 set1(float value) { return {value}; }
+inline F32 load(const float* p) { return {*p}; }
+inline F32 load(const BFloat16* p) { return {to_float(*p)}; }
+inline F32 load(const Float16* p) { return {to_float(*p)}; }
+inline void store(float* p, F32 a) { *p = a.value; }
+inline F32 add(F32 a, F32 b) { return {a.value + b.value}; }
+inline F32 sub(F32 a, F32 b) { return {a.value - b.value}; }
+inline F32 mul(F32 a, F32 b) { return {a.value * b.value}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {fma32(a.value, b.value, c.value)}; }
+/// a where a > b, else b: so b where either is NaN.
+inline F32 max(F32 a, F32 b) { return a.value > b.value ? a : b; }
+/// Bits moved from the low mantissa into the exponent field.
+inline F32 shift_left_23(F32 a) {
+  uint32_t bits;
+  memcpy(&bits, &a.value, sizeof bits);
+  bits <<= 23;
+  F32 result;
+  memcpy(&result.value, &bits, sizeof bits);
+  return result;
+}
+
+struct NanFlag {
+  bool seen;
+};
+inline NanFlag no_nan() { return {false}; }
+inline void note_nan(NanFlag& flag, F32 a) { flag.seen |= a.value != a.value; }
+inline bool seen(const NanFlag& flag) { return flag.seen; }
+/// One bit a lane.
+inline uint32_t equal_mask(F32 a, F32 b) { return a.value == b.value; }
+
+inline void prefetch(const void* p) { __builtin_prefetch(p); }

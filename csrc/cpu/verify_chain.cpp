@@ -1,0 +1,99 @@
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+#include <vector>
+
+#include "cpu/chain_arguments.h"
+
+namespace specdec_ops::cpu {
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
+    const Tensor& target_logits, const Tensor& draft_token_ids, const Tensor& cu_num_draft_tokens,
+    const Tensor& temperature, int64_t max_num_draft_tokens, const OptionalTensor& draft_logits,
+    const OptionalTensor& draft_probs, const OptionalTensor& draft_logsumexp,
+    const OptionalTensor& draft_support_ids, const OptionalTensor& draft_support_logprobs,
+    const OptionalTensor& draft_temperature, const OptionalTensor& has_draft_law, const OptionalTensor& seeds,
+    const OptionalTensor& positions, const OptionalTensor& accept_uniforms,
+    const OptionalTensor& recovered_uniforms, std::optional<int64_t> vocab_size, bool return_logsumexp,
+    bool return_logprobs, bool return_accept_probs) {
+  const Checks checks("verify_chain");
+  ChainParams params;
+  checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens");
+  checks.require(cu_num_draft_tokens.dim() == 1 && cu_num_draft_tokens.size(0) >= 1,
+                 "cu_num_draft_tokens must be [batch + 1], got ", shape_of(cu_num_draft_tokens));
+  params.batch = cu_num_draft_tokens.size(0) - 1;
+  params.cu_num_draft_tokens = int_view(cu_num_draft_tokens);
+
+  checks.integer(draft_token_ids, "draft_token_ids");
+  checks.require(draft_token_ids.dim() == 1, "draft_token_ids must be [num_drafts], got ",
+                 shape_of(draft_token_ids));
+  const int64_t num_drafts = draft_token_ids.size(0);
+  params.draft_token_ids = int_view(draft_token_ids);
+
+  checks.rows(target_logits, "target_logits", "[num_drafts + batch, width]", num_drafts + params.batch);
+  params.target = rows_view(target_logits);
+  params.vocab_size = checks.vocab_size(vocab_size, target_logits, "target_logits");
+
+  checks.require(max_num_draft_tokens >= 0, "max_num_draft_tokens must be at least 0, got ", max_num_draft_tokens);
+  checks.require(at(params.cu_num_draft_tokens, 0) == 0, "cu_num_draft_tokens must start with 0, got ",
+                 at(params.cu_num_draft_tokens, 0));
+  for (int64_t r = 0; r < params.batch; ++r) {
+    const int64_t count = at(params.cu_num_draft_tokens, r + 1) - at(params.cu_num_draft_tokens, r);
+    checks.require(count >= 0, "cu_num_draft_tokens must not decrease, got ", at(params.cu_num_draft_tokens, r),
+                   " before ", at(params.cu_num_draft_tokens, r + 1), " at index ", r + 1);
+    checks.require(count <= max_num_draft_tokens, "max_num_draft_tokens must be at least the largest count, got ",
+                   max_num_draft_tokens, " for a request with ", count, " drafts");
+  }
+  checks.require(at(params.cu_num_draft_tokens, params.batch) == num_drafts,
+                 "cu_num_draft_tokens must end with num_drafts = ", num_drafts, ", got ",
+                 at(params.cu_num_draft_tokens, params.batch));
+
+  set_temperature(checks, temperature, "[batch]", &params);
+  set_draft_law(checks,
+                {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
+                 draft_temperature, has_draft_law},
+                "[batch]", num_drafts, &params);
+  set_seeds(checks, seeds, positions, "[batch]", &params);
+  checks.require(accept_uniforms.has_value() == recovered_uniforms.has_value(),
+                 "accept_uniforms and recovered_uniforms must be given together, got one");
+  checks.require(!seeds || !accept_uniforms, "seeds and accept_uniforms must be at most one, got both");
+  if (accept_uniforms) {
+    set_uniforms(checks, *accept_uniforms, "accept_uniforms", "[num_drafts]", num_drafts, &params.accept_uniforms);
+    set_uniforms(checks, *recovered_uniforms, "recovered_uniforms", "[batch]", params.batch, &params.final_uniforms);
+  }
+  checks.require(seeds || accept_uniforms || !any_sampling(params),
+                 "seeds and positions, or accept_uniforms and recovered_uniforms, must be given unless every "
+                 "request is greedy, got neither");
+
+  params.width = max_num_draft_tokens + 1;
+  Tensor token_ids = torch::stable::new_empty(draft_token_ids, {params.batch, params.width});
+  Tensor num_accepted = torch::stable::new_empty(draft_token_ids, {params.batch}, ScalarType::Int);
+  Tensor status = torch::stable::new_empty(draft_token_ids, {params.batch}, ScalarType::Int);
+  params.token_ids = token_ids.mutable_data_ptr();
+  params.token_ids_are_int64 = draft_token_ids.scalar_type() == ScalarType::Long;
+  params.num_accepted = static_cast<int32_t*>(num_accepted.mutable_data_ptr());
+  params.status = static_cast<int32_t*>(status.mutable_data_ptr());
+  std::vector<Tensor> extras;
+  const auto add_extra = [&](std::vector<int64_t> shape, ScalarType dtype) {
+    return extras.emplace_back(torch::stable::new_empty(target_logits, shape, dtype)).mutable_data_ptr();
+  };
+  if (return_logsumexp) {
+    params.logsumexp = static_cast<double*>(add_extra({num_drafts + params.batch}, ScalarType::Double));
+  }
+  if (return_logprobs) {
+    params.logprobs = static_cast<float*>(add_extra({params.batch, params.width}, ScalarType::Float));
+  }
+  if (return_accept_probs) {
+    params.accept_probs = static_cast<float*>(add_extra({num_drafts}, ScalarType::Float));
+  }
+  if (params.batch > 0) run_chain_on_torch_threads(params);
+  return {std::move(token_ids), std::move(num_accepted), std::move(status), std::move(extras)};
+}
+
+}  // namespace
+}  // namespace specdec_ops::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CPU, m) {
+  m.impl("verify_chain", TORCH_BOX(&specdec_ops::cpu::verify_chain));
+}
