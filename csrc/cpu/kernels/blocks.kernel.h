@@ -5,7 +5,14 @@
 
 namespace {
 
-constexpr int kVectorsPerRow = kNumLanes / F32::kLanes;
+/// Vectors that are worked on in step.
+constexpr int kInStep = 4;
+
+/// Fetches the cache lines of the next kCount elements.
+template <int kCount, class T>
+void prefetch_vectors(const T* p) {
+  for (int i = 0; i < kCount; i += 64 / static_cast<int>(sizeof(T))) prefetch(p + i);
+}
 
 /// 2^((x - max) * scale) as two factors, with 0 for everything below 2^-126. NaN stays NaN.
 struct Exp2 {
@@ -14,22 +21,25 @@ struct Exp2 {
   Exp2(float block_max, float row_scale)
       : reference(set1(block_max)), scale(set1(row_scale)), floor(set1(-127.0f / row_scale)) {}
 
-  struct Factors {
-    F32 polynomial, power;
-  };
-
-  Factors operator()(F32 x) const {
+  /// Several vectors in step: their chains of dependent operations fill each other's gaps.
+  template <int kCount>
+  void factors(const F32 (&x)[kCount], F32 (&polynomial)[kCount], F32 (&power)[kCount]) const {
+    F32 fraction[kCount];
+    const F32 magic = set1(kExp2Magic);
     // The floor rounds to n = -127, whose power has the bits of +0. In this order it loses to NaN.
-    const F32 distance = max(floor, sub(x, reference));
-    const F32 shifted = fma(distance, scale, set1(kExp2Magic));
-    const F32 minus_n = sub(set1(kExp2Magic), shifted);
-    const F32 fraction = fma(distance, scale, minus_n);
-    F32 sum = fma(set1(kExp2Coefficients[4]), fraction, set1(kExp2Coefficients[3]));
-    sum = fma(sum, fraction, set1(kExp2Coefficients[2]));
-    sum = fma(sum, fraction, set1(kExp2Coefficients[1]));
-    sum = fma(sum, fraction, set1(kExp2Coefficients[0]));
-    sum = fma(sum, fraction, set1(1.0f));
-    return {sum, shift_left_23(shifted)};
+    for (int i = 0; i < kCount; ++i) fraction[i] = max(floor, sub(x[i], reference));
+    for (int i = 0; i < kCount; ++i) power[i] = fma(fraction[i], scale, magic);
+    for (int i = 0; i < kCount; ++i) fraction[i] = fma(fraction[i], scale, sub(magic, power[i]));
+    for (int i = 0; i < kCount; ++i) power[i] = shift_left_23(power[i]);
+    for (int i = 0; i < kCount; ++i) {
+      polynomial[i] = fma(set1(kExp2Coefficients[4]), fraction[i], set1(kExp2Coefficients[3]));
+    }
+    for (int c = 2; c >= 0; --c) {
+      for (int i = 0; i < kCount; ++i) {
+        polynomial[i] = fma(polynomial[i], fraction[i], set1(kExp2Coefficients[c]));
+      }
+    }
+    for (int i = 0; i < kCount; ++i) polynomial[i] = fma(polynomial[i], fraction[i], set1(1.0f));
   }
 };
 
@@ -63,29 +73,28 @@ int pad_block(const T* x, int n, float* padded) {
 /// The largest element that is not NaN, -inf if there is none.
 template <class T>
 float block_max(const T* x, int rows, bool* has_nan) {
-  constexpr int kUnroll = kVectorsPerRow < 4 ? kVectorsPerRow : 4;
   const F32 lowest = set1(-__builtin_inff());
-  F32 best[kUnroll];
-  NanFlag nan[kUnroll];
-  for (int u = 0; u < kUnroll; ++u) {
+  F32 best[kInStep];
+  NanFlag nan[kInStep];
+  for (int u = 0; u < kInStep; ++u) {
     best[u] = lowest;
     nan[u] = no_nan();
   }
-  for (int i = 0; i < rows * kNumLanes; i += kUnroll * F32::kLanes) {
-    for (int u = 0; u < kUnroll; ++u) {
+  for (int i = 0; i < rows * kNumLanes; i += kInStep * F32::kLanes) {
+    for (int u = 0; u < kInStep; ++u) {
       const F32 value = load(x + i + u * F32::kLanes);
       best[u] = max(value, best[u]);
       if (has_nan != nullptr) note_nan(nan[u], value);
     }
   }
-  for (int u = 1; u < kUnroll; ++u) best[0] = max(best[u], best[0]);
+  for (int u = 1; u < kInStep; ++u) best[0] = max(best[u], best[0]);
   float lanes[F32::kLanes];
   store(lanes, best[0]);
   float result = lanes[0];
   for (int l = 1; l < F32::kLanes; ++l) result = lanes[l] > result ? lanes[l] : result;
   if (has_nan != nullptr) {
     *has_nan = false;
-    for (int u = 0; u < kUnroll; ++u) *has_nan |= seen(nan[u]);
+    for (int u = 0; u < kInStep; ++u) *has_nan |= seen(nan[u]);
   }
   return result;
 }
@@ -102,23 +111,21 @@ template <class T>
 BlockStats block_stats(const T* x, int rows, float scale, const T* next) {
   const float best = block_max(x, rows, nullptr);
   if (!(best > -__builtin_inff()) || best == __builtin_inff()) return block_argmax(x, rows);
-  // One cache line of a row at a time: down its column of the block, then on to the next.
-  constexpr int kLineVectors = 64 / static_cast<int>(sizeof(T)) / F32::kLanes;
-  constexpr int kUnroll = kLineVectors < 1 ? 1 : kLineVectors > 4 ? 4 : kLineVectors;
+  // A few columns of vectors at a time: down the rows of the block, then on to the next.
   const Exp2 exp2(best, scale);
   alignas(64) float lanes[kNumLanes];
-  for (int lane = 0; lane < kNumLanes; lane += kUnroll * F32::kLanes) {
-    F32 sums[kUnroll];
-    for (int u = 0; u < kUnroll; ++u) sums[u] = set1(0.0f);
+  for (int lane = 0; lane < kNumLanes; lane += kInStep * F32::kLanes) {
+    F32 sums[kInStep];
+    for (int u = 0; u < kInStep; ++u) sums[u] = set1(0.0f);
     for (int row = 0; row < rows; ++row) {
       const int first = row * kNumLanes + lane;
-      if (next != nullptr && F32::kLanes > 1) prefetch(next + first);
-      for (int u = 0; u < kUnroll; ++u) {
-        const Exp2::Factors weight = exp2(load(x + first + u * F32::kLanes));
-        sums[u] = fma(weight.polynomial, weight.power, sums[u]);
-      }
+      F32 values[kInStep], polynomial[kInStep], power[kInStep];
+      for (int u = 0; u < kInStep; ++u) values[u] = load(x + first + u * F32::kLanes);
+      if (next != nullptr) prefetch_vectors<kInStep * F32::kLanes>(next + first);
+      exp2.factors(values, polynomial, power);
+      for (int u = 0; u < kInStep; ++u) sums[u] = fma(polynomial[u], power[u], sums[u]);
     }
-    for (int u = 0; u < kUnroll; ++u) store(lanes + lane + u * F32::kLanes, sums[u]);
+    for (int u = 0; u < kInStep; ++u) store(lanes + lane + u * F32::kLanes, sums[u]);
   }
   return {best, tree_sum(lanes)};
 }
@@ -128,9 +135,13 @@ template <class T>
 void block_weights(const T* x, int rows, float reference, float scale, float factor, float* weights) {
   const Exp2 exp2(reference, scale);
   const F32 factors = set1(factor);
-  for (int i = 0; i < rows * kNumLanes; i += F32::kLanes) {
-    const Exp2::Factors weight = exp2(load(x + i));
-    store(weights + i, mul(mul(weight.polynomial, weight.power), factors));
+  for (int i = 0; i < rows * kNumLanes; i += kInStep * F32::kLanes) {
+    F32 values[kInStep], polynomial[kInStep], power[kInStep];
+    for (int u = 0; u < kInStep; ++u) values[u] = load(x + i + u * F32::kLanes);
+    exp2.factors(values, polynomial, power);
+    for (int u = 0; u < kInStep; ++u) {
+      store(weights + i + u * F32::kLanes, mul(mul(polynomial[u], power[u]), factors));
+    }
   }
 }
 

@@ -33,17 +33,16 @@ class DefaultFloatEnvironment {
 #endif
 };
 
-void run_worker(ChainRun& run, int worker) {
-  const DefaultFloatEnvironment environment;
+RunWorker worker_of_current_isa() {
   switch (current_isa()) {
 #if defined(__x86_64__)
     case Isa::kAvx512:
-      return avx512::run_worker(run, worker);
+      return avx512::run_worker;
     case Isa::kAvx2:
-      return avx2::run_worker(run, worker);
+      return avx2::run_worker;
 #endif
     default:
-      return scalar::run_worker(run, worker);
+      return scalar::run_worker;
   }
 }
 
@@ -80,8 +79,14 @@ size_t chain_workspace_size(const ChainParams& params, int num_workers) {
 }
 
 void run_chain(const ChainParams& params, void* workspace, int num_workers, ParallelFor parallel_for) {
+  run_chain_with(worker_of_current_isa(), params, workspace, num_workers, parallel_for);
+}
+
+void run_chain_with(RunWorker run_worker, const ChainParams& params, void* workspace, int num_workers,
+                    ParallelFor parallel_for) {
   ChainRun run;
   run.params = &params;
+  run.run_worker = run_worker;
   run.num_workers = num_workers;
   run.num_blocks = num_blocks_of(params);
   // Two blocks are a few microseconds of work; a lane's ticket counts to 65,535.
@@ -97,9 +102,13 @@ void run_chain(const ChainParams& params, void* workspace, int num_workers, Para
     lane->draft_stats = lane->target_stats + run.num_blocks;
     memory += lane_memory(params);
   }
-  if (num_workers == 1) return run_worker(run, 0);
-  parallel_for(
-      num_workers, [](void* context, int worker) { run_worker(*static_cast<ChainRun*>(context), worker); }, &run);
+  const auto task = [](void* context, int worker) {
+    const DefaultFloatEnvironment environment;
+    ChainRun& shared = *static_cast<ChainRun*>(context);
+    shared.run_worker(shared, worker);
+  };
+  if (num_workers == 1) return task(&run, 0);
+  parallel_for(num_workers, task, &run);
 }
 
 }  // namespace specdec_ops::cpu

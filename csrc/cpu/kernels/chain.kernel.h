@@ -442,7 +442,6 @@ void run_request(ChainRun& run, Lane& lane, int64_t r) {
 
 }  // namespace
 
-/// Takes requests while there are any, then helps the other workers with theirs.
 void run_worker(ChainRun& run, int worker) {
   Lane& own = run.lanes[worker];
   for (;;) {

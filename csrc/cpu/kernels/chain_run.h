@@ -72,8 +72,13 @@ struct alignas(64) Lane {
   void wait();
 };
 
+struct ChainRun;
+/// Takes requests while there are any, then helps the other workers with theirs. One per tier.
+using RunWorker = void (*)(ChainRun& run, int worker);
+
 struct ChainRun {
   const ChainParams* params = nullptr;
+  RunWorker run_worker = nullptr;
   Lane* lanes = nullptr;
   int num_workers = 1;
   int num_blocks = 0;
@@ -82,6 +87,10 @@ struct ChainRun {
   alignas(64) std::atomic<int64_t> next_request{0};
   alignas(64) std::atomic<int64_t> unfinished_requests{0};
 };
+
+/// run_chain with a given tier.
+void run_chain_with(RunWorker run_worker, const ChainParams& params, void* workspace, int num_workers,
+                    ParallelFor parallel_for);
 
 /// Gives way to the other hyper-thread, and after a while to other threads.
 void relax(int* spins);
