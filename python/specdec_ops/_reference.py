@@ -88,7 +88,7 @@ def read_row(logits: Tensor, temperature: float, vocab_size: int) -> Row:
     if np.isneginf(x).all():
         return Row(one_hot, -math.inf, argmax, Status.MASKED_TARGET)
     greedy = not temperature >= GREEDY_TEMPERATURE
-    scaled = (x - x.max()) / (1.0 if greedy else temperature)
+    scaled = np.where(np.isneginf(x), -np.inf, (x - x.max()) / (1.0 if greedy else temperature))
     weights = np.exp(scaled)
     total = weights.sum()
     logsumexp = float(x.max()) / (1.0 if greedy else temperature) + math.log(total)
@@ -179,15 +179,18 @@ def judge(
     if greedy:
         accepted = bool(p[x] > 0)
         return Outcome(accepted, p, Status.OK, float(accepted))
+    without_draft = p.copy()
+    without_draft[x] = 0.0
+    if not without_draft.any():
+        without_draft = p
     if law.is_one_hot:
-        without = p.copy()
-        without[x] = 0.0
-        return Outcome(bool(u < p[x]), without if without.sum() > 0 else p, Status.OK, float(p[x]))
+        return Outcome(bool(u < p[x]), without_draft, Status.OK, float(p[x]))
     if u < p[x] and not needs_q:
         return Outcome(True, p, Status.OK)
     q_of_x = law.prob_of(draft, x)
     if math.isnan(q_of_x):
-        return Outcome(bool(u < p[x]), p, Status.UNUSABLE_DRAFT_LAW)
+        # The one-hot law is exact for every drafter.
+        return Outcome(bool(u < p[x]), without_draft, Status.UNUSABLE_DRAFT_LAW)
     accept_prob = float(min(1.0, p[x] / q_of_x))
     if u < p[x] or u * q_of_x < p[x]:
         return Outcome(True, p, Status.OK, accept_prob)

@@ -22,8 +22,8 @@ class Status(enum.IntEnum):
     NON_FINITE_TARGET = 1
     #: A target row that decided the request has no finite logit: every id is masked.
     MASKED_TARGET = 2
-    #: The draft law of the rejected position is unusable: not finite, or it cannot have produced the
-    #: draft (q = 0). The token is drawn from the target law.
+    #: The draft law of the rejected position is not finite, or cannot have produced the draft (q = 0).
+    #: The draft was judged as one-hot, which is exact for every drafter.
     UNUSABLE_DRAFT_LAW = 3
     #: A draft id other than the padding -1 lies outside ``[0, vocab_size)``.
     INVALID_DRAFT_ID = 4

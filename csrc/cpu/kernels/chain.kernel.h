@@ -187,7 +187,7 @@ struct Request {
         const int64_t id = at(params.draft_support_ids, draft, j);
         if (id < 0 || id >= params.vocab_size) continue;
         const double prob = exp2_f64(at(params.draft_support_logprobs, draft, j) * kLog2E);
-        if (!is_finite(prob)) return prob;
+        if (!is_finite(prob)) return __builtin_nan("");
         if (id == x) q = q + prob;
       }
     } else {
@@ -404,7 +404,8 @@ struct Request {
     if (accepted && accept_prob == nullptr) return true;
     const double q = draft_prob(draft, x, target);
     if (q != q) {
-      *final = Final::kTarget;
+      // The one-hot law is exact for every drafter.
+      *final = Final::kTargetWithoutDraft;
       if (!accepted) *status = Status::kUnusableDraftLaw;
       return accepted;
     }

@@ -21,3 +21,8 @@ def per_request(
     if value is None or isinstance(value, Tensor):
         return value
     return torch.full((max(batch, 0),), value, dtype=dtype, device=device)
+
+
+def leading_size(tensor: Tensor) -> int:
+    """The first dimension; 0 without one, which the op then reports by name."""
+    return tensor.shape[0] if tensor.dim() > 0 else 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import per_request
+from specdec_ops.ops._arguments import leading_size, per_request
 
 
 class SampleOutput(NamedTuple):
@@ -75,7 +75,7 @@ def sample(
         >>> out.token_ids.tolist(), round(out.logprobs.item(), 4)
         ([1], -0.1269)
     """
-    batch = logits.shape[0]
+    batch = leading_size(logits)
     return SampleOutput(
         *_op(
             logits,

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import per_request
+from specdec_ops.ops._arguments import leading_size, per_request
 
 
 class SampleRecoveredOutput(NamedTuple):
@@ -80,7 +80,7 @@ def sample_recovered(
         ... ).token_ids.tolist()
         [1]
     """
-    num_drafts = draft_token_ids.shape[0]
+    num_drafts = leading_size(draft_token_ids)
     device = target_logits.device
     return SampleRecoveredOutput(
         *_op(

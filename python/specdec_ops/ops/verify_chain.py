@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import per_request
+from specdec_ops.ops._arguments import leading_size, per_request
 
 
 class VerifyChainOutput(NamedTuple):
@@ -116,7 +116,7 @@ def verify_chain(
         >>> out.token_ids.tolist(), out.num_accepted.tolist()
         ([[1, 0, 1]], [2])
     """
-    batch = cu_num_draft_tokens.shape[0] - 1
+    batch = leading_size(cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
         max_num_draft_tokens = int(cu_num_draft_tokens.diff().max()) if batch > 0 else 0
     token_ids, num_accepted, status, extras = _op(
