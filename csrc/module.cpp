@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <cstdlib>
+
 #include "cpu/kernels/isa.h"
 
 namespace {
@@ -50,4 +52,11 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__C() {
+  if (!specdec_ops::cpu::isa_cap_is_known()) {
+    PyErr_Format(PyExc_ImportError, "SPECDEC_OPS_CPU_ISA must be scalar, avx2 or avx512, got '%s'",
+                 std::getenv("SPECDEC_OPS_CPU_ISA"));
+    return nullptr;
+  }
+  return PyModule_Create(&module);
+}

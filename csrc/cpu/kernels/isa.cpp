@@ -58,15 +58,20 @@ Isa detect() { return Isa::kScalar; }
 
 #endif
 
+/// The tier of a name, null for a name that is none.
+const Isa* find(const char* name) {
+  for (const Isa& isa : kAllIsas) {
+    if (std::strcmp(name, name_of(isa)) == 0) return &isa;
+  }
+  return nullptr;
+}
+
+const char* cap() { return std::getenv("SPECDEC_OPS_CPU_ISA"); }
+
 std::atomic<Isa>& current() {
   static std::atomic<Isa> isa = [] {
-    Isa best = detect();
-    if (const char* cap = std::getenv("SPECDEC_OPS_CPU_ISA")) {
-      for (Isa candidate : kAllIsas) {
-        if (std::strcmp(cap, name_of(candidate)) == 0 && candidate < best) best = candidate;
-      }
-    }
-    return best;
+    const Isa* allowed = cap() != nullptr ? find(cap()) : nullptr;
+    return allowed != nullptr && *allowed < detect() ? *allowed : detect();
   }();
   return isa;
 }
@@ -94,14 +99,13 @@ std::vector<Isa> available_isas() {
 
 Isa current_isa() { return current().load(std::memory_order_relaxed); }
 
+bool isa_cap_is_known() { return cap() == nullptr || find(cap()) != nullptr; }
+
 bool set_isa(const char* name) {
-  for (Isa isa : available_isas()) {
-    if (std::strcmp(name, name_of(isa)) == 0) {
-      current().store(isa, std::memory_order_relaxed);
-      return true;
-    }
-  }
-  return false;
+  const Isa* isa = find(name);
+  if (isa == nullptr || *isa > detect()) return false;
+  current().store(*isa, std::memory_order_relaxed);
+  return true;
 }
 
 }  // namespace specdec_ops::cpu

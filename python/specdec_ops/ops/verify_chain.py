@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -118,7 +119,8 @@ def verify_chain(
     """
     batch = leading_size(cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
-        max_num_draft_tokens = int(cu_num_draft_tokens.diff().max()) if batch > 0 else 0
+        counts = cu_num_draft_tokens.tolist() if batch > 0 else [0, 0]
+        max_num_draft_tokens = max(end - begin for begin, end in itertools.pairwise(counts))
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
