@@ -8,8 +8,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/kernels/chain_run.h"
+#include "cpu/kernels/float_environment.h"
 
 namespace specdec_ops::cpu::emulated {
 namespace intrinsics {
@@ -74,6 +76,27 @@ inline M512 castsi512_ps(M512i a) {
   memcpy(&r, &a, sizeof r);
   return r;
 }
+inline M512i loadu_si512(const void* p) {
+  M512i r;
+  memcpy(&r, p, sizeof r);
+  return r;
+}
+inline M512i set1_epi32(int x) {
+  return map_bits([&](int) { return static_cast<uint32_t>(x); });
+}
+template <class... Ints>
+M512i setr_epi32(Ints... x) {
+  return {{static_cast<uint32_t>(x)...}};
+}
+inline M512i add_epi32(M512i a, M512i b) {
+  return map_bits([&](int i) { return a.lanes[i] + b.lanes[i]; });
+}
+inline M512i and_si512(M512i a, M512i b) {
+  return map_bits([&](int i) { return a.lanes[i] & b.lanes[i]; });
+}
+inline M512 permutex2var_ps(M512 a, M512i index, M512 b) {
+  return map([&](int i) { return (index.lanes[i] & 16 ? b : a).lanes[index.lanes[i] & 15]; });
+}
 inline M512i slli_epi32(M512i a, int count) {
   return map_bits([&](int i) { return a.lanes[i] << count; });
 }
@@ -109,6 +132,13 @@ inline uint16_t cmp_ps_mask(M512 a, M512 b, int predicate) {
 #define _mm512_max_ps intrinsics::max_ps
 #define _mm512_castps_si512 intrinsics::castps_si512
 #define _mm512_castsi512_ps intrinsics::castsi512_ps
+#define _mm512_loadu_si512 intrinsics::loadu_si512
+#define _mm512_set1_epi32 intrinsics::set1_epi32
+#undef _mm512_setr_epi32  // a macro where it is real
+#define _mm512_setr_epi32 intrinsics::setr_epi32
+#define _mm512_add_epi32 intrinsics::add_epi32
+#define _mm512_and_si512 intrinsics::and_si512
+#define _mm512_permutex2var_ps intrinsics::permutex2var_ps
 #define _mm512_slli_epi32 intrinsics::slli_epi32
 #define _mm512_cvtepu16_epi32 intrinsics::cvtepu16_epi32
 #define _mm512_cvtph_ps intrinsics::cvtph_ps
@@ -134,6 +164,12 @@ namespace {
 #undef _mm512_max_ps
 #undef _mm512_castps_si512
 #undef _mm512_castsi512_ps
+#undef _mm512_loadu_si512
+#undef _mm512_set1_epi32
+#undef _mm512_setr_epi32
+#undef _mm512_add_epi32
+#undef _mm512_and_si512
+#undef _mm512_permutex2var_ps
 #undef _mm512_slli_epi32
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtph_ps

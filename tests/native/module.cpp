@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/philox.h"
 #include "common/row_law.h"
+#include "cpu/kernels/float_environment.h"
 #include "cpu/kernels/isa.h"
 #include "cpu/kernels/types.h"
 

@@ -31,7 +31,7 @@ void tier_weights(const void* data, DType dtype, int n, float reference, float s
   float padded[kBlockSize], padded_weights[kBlockSize];
   with_type(dtype, data, [&](const auto* x) {
     const int rows = pad_block(x, n, padded);
-    block_weights(static_cast<const float*>(padded), rows, reference, scale, 1.0f, padded_weights);
+    write_probs(ProbsOfLogits(static_cast<const float*>(padded), reference, scale, 1.0f), rows, padded_weights);
     memcpy(weights, padded_weights, static_cast<size_t>(n) * sizeof(float));
     return 0;
   });
@@ -56,7 +56,9 @@ float tier_residual(const float* p, const float* q, int n, float* residual) {
   float left[kBlockSize] = {}, right[kBlockSize] = {};
   memcpy(left, p, static_cast<size_t>(n) * sizeof(float));
   memcpy(right, q, static_cast<size_t>(n) * sizeof(float));
-  const float sum = subtract_and_sum(left, right, (n + kNumLanes - 1) / kNumLanes);
-  memcpy(residual, left, static_cast<size_t>(n) * sizeof(float));
+  float rest[kBlockSize];
+  const int rows = (n + kNumLanes - 1) / kNumLanes;
+  const float sum = sum_residual(GivenProbs<float>{left}, GivenProbs<float>{right}, rows, rest);
+  memcpy(residual, rest, static_cast<size_t>(n) * sizeof(float));
   return sum;
 }

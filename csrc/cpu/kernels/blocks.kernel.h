@@ -5,41 +5,52 @@
 
 namespace {
 
-/// Vectors that are worked on in step.
+/// Vectors that are worked on in step: their chains of dependent operations fill each other's gaps.
 constexpr int kInStep = 4;
+constexpr int kStepSize = kInStep * F32::kLanes;
 
-/// Fetches the cache lines of the next kCount elements.
-template <int kCount, class T>
-void prefetch_vectors(const T* p) {
-  for (int i = 0; i < kCount; i += 64 / static_cast<int>(sizeof(T))) prefetch(p + i);
+template <class T>
+void load_step(const T* x, F32 (&values)[kInStep]) {
+  for (int u = 0; u < kInStep; ++u) values[u] = load(x + u * F32::kLanes);
+}
+void load_step(const BFloat16* x, F32 (&values)[kInStep]) {
+  for (int u = 0; u < kInStep; u += 2) load_pair(x + u * F32::kLanes, &values[u], &values[u + 1]);
+}
+/// Stores what came of a step of T in the order of its elements; may change it on the way.
+template <class T>
+void store_step(float* p, F32 (&values)[kInStep]) {
+  for (int u = 0; u < kInStep && std::is_same_v<T, BFloat16>; u += 2) interleave(&values[u], &values[u + 1]);
+  for (int u = 0; u < kInStep; ++u) store(p + u * F32::kLanes, values[u]);
 }
 
-/// 2^((x - max) * scale) as two factors, with 0 for everything below 2^-126. NaN stays NaN.
+/// Fetches the cache lines of the next step.
+template <class T>
+void prefetch_step(const T* p) {
+  for (int i = 0; i < kStepSize; i += 64 / static_cast<int>(sizeof(T))) prefetch(p + i);
+}
+
+/// 2^((x - max) * scale) as two factors; 0 for everything below 2^-126. NaN stays NaN.
 struct Exp2 {
   F32 reference, scale, floor;
 
   Exp2(float block_max, float row_scale)
       : reference(set1(block_max)), scale(set1(row_scale)), floor(set1(-127.0f / row_scale)) {}
 
-  /// Several vectors in step: their chains of dependent operations fill each other's gaps.
-  template <int kCount>
-  void factors(const F32 (&x)[kCount], F32 (&polynomial)[kCount], F32 (&power)[kCount]) const {
-    F32 fraction[kCount];
+  void factors(const F32 (&x)[kInStep], F32 (&polynomial)[kInStep], F32 (&power)[kInStep]) const {
+    F32 fraction[kInStep];
     const F32 magic = set1(kExp2Magic);
     // The floor rounds to n = -127, whose power has the bits of +0. In this order it loses to NaN.
-    for (int i = 0; i < kCount; ++i) fraction[i] = max(floor, sub(x[i], reference));
-    for (int i = 0; i < kCount; ++i) power[i] = fma(fraction[i], scale, magic);
-    for (int i = 0; i < kCount; ++i) fraction[i] = fma(fraction[i], scale, sub(magic, power[i]));
-    for (int i = 0; i < kCount; ++i) power[i] = shift_left_23(power[i]);
-    for (int i = 0; i < kCount; ++i) {
-      polynomial[i] = fma(set1(kExp2Coefficients[4]), fraction[i], set1(kExp2Coefficients[3]));
+    for (int u = 0; u < kInStep; ++u) fraction[u] = max(floor, sub(x[u], reference));
+    for (int u = 0; u < kInStep; ++u) power[u] = fma(fraction[u], scale, magic);
+    for (int u = 0; u < kInStep; ++u) fraction[u] = fma(fraction[u], scale, sub(magic, power[u]));
+    for (int u = 0; u < kInStep; ++u) power[u] = shift_left_23(power[u]);
+    for (int u = 0; u < kInStep; ++u) {
+      polynomial[u] = fma(set1(kExp2Coefficients[4]), fraction[u], set1(kExp2Coefficients[3]));
     }
     for (int c = 2; c >= 0; --c) {
-      for (int i = 0; i < kCount; ++i) {
-        polynomial[i] = fma(polynomial[i], fraction[i], set1(kExp2Coefficients[c]));
-      }
+      for (int u = 0; u < kInStep; ++u) polynomial[u] = fma(polynomial[u], fraction[u], set1(kExp2Coefficients[c]));
     }
-    for (int i = 0; i < kCount; ++i) polynomial[i] = fma(polynomial[i], fraction[i], set1(1.0f));
+    for (int u = 0; u < kInStep; ++u) polynomial[u] = fma(polynomial[u], fraction[u], set1(1.0f));
   }
 };
 
@@ -73,18 +84,18 @@ int pad_block(const T* x, int n, float* padded) {
 /// The largest element that is not NaN, -inf if there is none.
 template <class T>
 float block_max(const T* x, int rows, bool* has_nan) {
-  const F32 lowest = set1(-__builtin_inff());
   F32 best[kInStep];
   NanFlag nan[kInStep];
   for (int u = 0; u < kInStep; ++u) {
-    best[u] = lowest;
+    best[u] = set1(-__builtin_inff());
     nan[u] = no_nan();
   }
-  for (int i = 0; i < rows * kNumLanes; i += kInStep * F32::kLanes) {
+  for (int i = 0; i < rows * kNumLanes; i += kStepSize) {
+    F32 values[kInStep];
+    load_step(x + i, values);
     for (int u = 0; u < kInStep; ++u) {
-      const F32 value = load(x + i + u * F32::kLanes);
-      best[u] = max(value, best[u]);
-      if (has_nan != nullptr) note_nan(nan[u], value);
+      best[u] = max(values[u], best[u]);
+      if (has_nan != nullptr) note_nan(nan[u], values[u]);
     }
   }
   for (int u = 1; u < kInStep; ++u) best[0] = max(best[u], best[0]);
@@ -111,60 +122,99 @@ template <class T>
 BlockStats block_stats(const T* x, int rows, float scale, const T* next) {
   const float best = block_max(x, rows, nullptr);
   if (!(best > -__builtin_inff()) || best == __builtin_inff()) return block_argmax(x, rows);
-  // A few columns of vectors at a time: down the rows of the block, then on to the next.
   const Exp2 exp2(best, scale);
   alignas(64) float lanes[kNumLanes];
-  for (int lane = 0; lane < kNumLanes; lane += kInStep * F32::kLanes) {
-    F32 sums[kInStep];
-    for (int u = 0; u < kInStep; ++u) sums[u] = set1(0.0f);
-    for (int row = 0; row < rows; ++row) {
-      const int first = row * kNumLanes + lane;
-      F32 values[kInStep], polynomial[kInStep], power[kInStep];
-      for (int u = 0; u < kInStep; ++u) values[u] = load(x + first + u * F32::kLanes);
-      if (next != nullptr) prefetch_vectors<kInStep * F32::kLanes>(next + first);
-      exp2.factors(values, polynomial, power);
-      for (int u = 0; u < kInStep; ++u) sums[u] = fma(polynomial[u], power[u], sums[u]);
+  {
+    const DenormalsOff environment;
+    // A few columns of vectors at a time: down the rows of the block, then on to the next.
+    for (int lane = 0; lane < kNumLanes; lane += kStepSize) {
+      F32 sums[kInStep];
+      for (int u = 0; u < kInStep; ++u) sums[u] = set1(0.0f);
+      for (int i = lane; i < rows * kNumLanes; i += kNumLanes) {
+        F32 values[kInStep], polynomial[kInStep], power[kInStep];
+        load_step(x + i, values);
+        if (next != nullptr) prefetch_step(next + i);
+        exp2.factors(values, polynomial, power);
+        for (int u = 0; u < kInStep; ++u) sums[u] = fma(polynomial[u], power[u], sums[u]);
+      }
+      store_step<T>(lanes + lane, sums);
     }
-    for (int u = 0; u < kInStep; ++u) store(lanes + lane + u * F32::kLanes, sums[u]);
   }
   return {best, tree_sum(lanes)};
 }
 
-/// Writes weight * factor of every element of the block.
+/// Sources of probabilities of a block, a step at a time in the order of load_step.
 template <class T>
-void block_weights(const T* x, int rows, float reference, float scale, float factor, float* weights) {
-  const Exp2 exp2(reference, scale);
-  const F32 factors = set1(factor);
-  for (int i = 0; i < rows * kNumLanes; i += kInStep * F32::kLanes) {
+struct ProbsOfLogits {
+  using Element = T;
+  const T* x;
+  Exp2 exp2;
+  F32 factor;
+
+  ProbsOfLogits(const T* logits, float max, float scale, float factor_of_block)
+      : x(logits), exp2(max, scale), factor(set1(factor_of_block)) {}
+
+  void step(int i, F32 (&probs)[kInStep]) const {
     F32 values[kInStep], polynomial[kInStep], power[kInStep];
-    for (int u = 0; u < kInStep; ++u) values[u] = load(x + i + u * F32::kLanes);
+    load_step(x + i, values);
     exp2.factors(values, polynomial, power);
-    for (int u = 0; u < kInStep; ++u) {
-      store(weights + i + u * F32::kLanes, mul(mul(polynomial[u], power[u]), factors));
-    }
+    for (int u = 0; u < kInStep; ++u) probs[u] = mul(mul(polynomial[u], power[u]), factor);
+  }
+};
+
+/// Probabilities that came as they are, negative ones as 0. NaN stays NaN.
+template <class T>
+struct GivenProbs {
+  using Element = T;
+  const T* x;
+
+  void step(int i, F32 (&probs)[kInStep]) const {
+    load_step(x + i, probs);
+    for (int u = 0; u < kInStep; ++u) probs[u] = max(set1(0.0f), probs[u]);
+  }
+};
+
+/// A fully masked block.
+template <class T>
+struct NoProbs {
+  using Element = T;
+
+  void step(int, F32 (&probs)[kInStep]) const {
+    for (int u = 0; u < kInStep; ++u) probs[u] = set1(0.0f);
+  }
+};
+
+template <class Probs>
+void write_probs(const Probs& source, int rows, float* probs) {
+  const DenormalsOff environment;
+  for (int i = 0; i < rows * kNumLanes; i += kStepSize) {
+    F32 values[kInStep];
+    source.step(i, values);
+    store_step<typename Probs::Element>(probs + i, values);
   }
 }
 
-/// Writes max(x, 0) of every element: probabilities that came as they are. NaN stays NaN.
-template <class T>
-void block_probs(const T* x, int rows, float* probs) {
-  const F32 zero = set1(0.0f);
-  for (int i = 0; i < rows * kNumLanes; i += F32::kLanes) store(probs + i, max(zero, load(x + i)));
-}
-
-/// weights = max(weights - minus, 0); returns their sum, NaN if there was one.
-float subtract_and_sum(float* weights, const float* minus, int rows) {
-  const F32 zero = set1(0.0f);
+/// The sum of max(p - q, 0), NaN if there is one; written to `residual` too, unless that is null.
+template <class Target, class Draft>
+float sum_residual(const Target& target, const Draft& draft, int rows, float* residual) {
+  using Element = typename Target::Element;
+  static_assert(std::is_same_v<Element, typename Draft::Element>, "steps of one order");
   alignas(64) float lanes[kNumLanes];
-  for (int lane = 0; lane < kNumLanes; lane += F32::kLanes) {
-    F32 sum = zero;
-    for (int row = 0; row < rows; ++row) {
-      const int i = row * kNumLanes + lane;
-      const F32 rest = max(zero, sub(load(weights + i), load(minus + i)));
-      store(weights + i, rest);
-      sum = add(sum, rest);
+  {
+    const DenormalsOff environment;
+    for (int lane = 0; lane < kNumLanes; lane += kStepSize) {
+      F32 sums[kInStep];
+      for (int u = 0; u < kInStep; ++u) sums[u] = set1(0.0f);
+      for (int i = lane; i < rows * kNumLanes; i += kNumLanes) {
+        F32 p[kInStep], q[kInStep];
+        target.step(i, p);
+        draft.step(i, q);
+        for (int u = 0; u < kInStep; ++u) p[u] = max(set1(0.0f), sub(p[u], q[u]));
+        for (int u = 0; u < kInStep; ++u) sums[u] = add(sums[u], p[u]);
+        if (residual != nullptr) store_step<Element>(residual + i, p);
+      }
+      store_step<Element>(lanes + lane, sums);
     }
-    store(lanes + lane, sum);
   }
   return tree_sum(lanes);
 }

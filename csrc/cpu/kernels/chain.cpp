@@ -4,8 +4,10 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <type_traits>
 
 #include "cpu/kernels/chain_run.h"
+#include "cpu/kernels/float_environment.h"
 #include "cpu/kernels/isa.h"
 
 #define SPECDEC_KERNEL "cpu/kernels/chain.kernel.h"
@@ -20,18 +22,6 @@ namespace {
 
 /// Elements that repay waking another thread.
 constexpr int64_t kElementsPerWorker = 32768;
-
-/// Round to nearest, denormals on, whatever the caller's thread has set: results depend on it.
-class DefaultFloatEnvironment {
- public:
-#if defined(__x86_64__)
-  DefaultFloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
-  ~DefaultFloatEnvironment() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#endif
-};
 
 RunWorker worker_of_current_isa() {
   switch (current_isa()) {
@@ -89,9 +79,6 @@ void run_chain_with(RunWorker run_worker, const ChainParams& params, void* works
   run.run_worker = run_worker;
   run.num_workers = num_workers;
   run.num_blocks = num_blocks_of(params);
-  // Two blocks are a few microseconds of work; a lane's ticket counts to 65,535.
-  run.blocks_per_unit = std::max(2, run.num_blocks / 0x8000 + 1);
-  run.num_units = (run.num_blocks + run.blocks_per_unit - 1) / run.blocks_per_unit;
   run.unfinished_requests.store(params.batch, std::memory_order_relaxed);
   run.lanes = static_cast<Lane*>(workspace);
   char* memory = static_cast<char*>(workspace) + static_cast<size_t>(num_workers) * sizeof(Lane);
@@ -103,7 +90,7 @@ void run_chain_with(RunWorker run_worker, const ChainParams& params, void* works
     memory += lane_memory(params);
   }
   const auto task = [](void* context, int worker) {
-    const DefaultFloatEnvironment environment;
+    const DenormalsOn environment;
     ChainRun& shared = *static_cast<ChainRun*>(context);
     shared.run_worker(shared, worker);
   };

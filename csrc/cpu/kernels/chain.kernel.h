@@ -22,6 +22,18 @@ auto visit_block(const void* row, DType dtype, int64_t begin, int n, float* padd
   }
 }
 
+/// Copies a block as float32, padded with -inf to whole rows; returns their number.
+int float_block(const RowRef& row, int64_t begin, int n, float* padded) {
+  switch (row.dtype) {
+    case DType::kBFloat16:
+      return pad_block(static_cast<const BFloat16*>(row.data) + begin, n, padded);
+    case DType::kFloat16:
+      return pad_block(static_cast<const Float16*>(row.data) + begin, n, padded);
+    default:
+      return pad_block(static_cast<const float*>(row.data) + begin, n, padded);
+  }
+}
+
 float element(const void* row, DType dtype, int64_t index) {
   switch (dtype) {
     case DType::kBFloat16:
@@ -50,67 +62,85 @@ void stats_of_block(const ChainRun& run, const Phase& phase, int block) {
       });
 }
 
-/// Writes the probabilities of one block of a row with the given largest logit; returns the rows.
-int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, float max, int block,
-                   float* padded, float* probs) {
-  const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
-  return visit_block(row.data, row.dtype, begin, block_length(run, block), padded, [&](const auto* x, int rows) {
-    if (max == -__builtin_inff()) {
-      for (int i = 0; i < rows * kNumLanes; ++i) probs[i] = 0.0f;
-    } else {
-      block_weights(x, rows, max, law.scale, static_cast<float>(law.prob(max)), probs);
-    }
-    return rows;
+/// Calls visit with the source of the probabilities of one block of a row of logits.
+template <class T, class Visit>
+auto visit_probs(const T* x, const RowLaw& law, float max, const Visit& visit) {
+  if (max == -__builtin_inff()) return visit(NoProbs<T>());
+  return visit(ProbsOfLogits<T>(x, max, law.scale, static_cast<float>(law.prob(max))));
+}
+
+/// Writes the probabilities of one block of a row of logits; returns the rows.
+int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, float max, int block, float* probs) {
+  float padded[kBlockSize];
+  return visit_block(row.data, row.dtype, static_cast<int64_t>(block) * kBlockSize, block_length(run, block), padded,
+                     [&](const auto* x, int rows) {
+                       return visit_probs(x, law, max, [&](const auto& source) {
+                         write_probs(source, rows, probs);
+                         return rows;
+                       });
+                     });
+}
+
+/// The sum of max(p - q, 0) over one block, whose elements are in x and y.
+template <class T>
+float residual_of_elements(const ChainRun& run, const Phase& phase, int block, const T* x, const T* y, int rows,
+                           float* residual) {
+  return visit_probs(x, phase.law, phase.stats[block].max, [&](const auto& target) {
+    if (run.params->draft_law == DraftLawKind::kProbs) return sum_residual(target, GivenProbs<T>{y}, rows, residual);
+    const float max = phase.draft_stats != nullptr ? phase.draft_stats[block].max : block_max(y, rows, nullptr);
+    return visit_probs(y, phase.draft_law, max,
+                       [&](const auto& draft) { return sum_residual(target, draft, rows, residual); });
   });
 }
 
-/// Writes max(p - q, 0) of one block; returns its sum, NaN if the draft law is not usable there.
+/// The mass of max(p - q, 0) in one block, NaN if the draft law is not usable there. Writes the
+/// weights and the number of rows, unless `residual` is null.
 float residual_of_block(const ChainRun& run, const Phase& phase, int block, float* residual, int* rows) {
-  float padded[kBlockSize], draft_probs[kBlockSize];
-  *rows = probs_of_block(run, phase.row, phase.law, phase.stats[block].max, block, padded, residual);
   const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
-  if (run.params->draft_law == DraftLawKind::kProbs) {
-    visit_block(phase.draft_row.data, phase.draft_row.dtype, begin, block_length(run, block), padded,
-                [&](const auto* x, int n) {
-                  block_probs(x, n, draft_probs);
-                  return n;
-                });
-  } else {
-    const float max = phase.draft_stats != nullptr
-                          ? phase.draft_stats[block].max
-                          : visit_block(phase.draft_row.data, phase.draft_row.dtype, begin,
-                                        block_length(run, block), padded,
-                                        [&](const auto* x, int n) { return block_max(x, n, nullptr); });
-    probs_of_block(run, phase.draft_row, phase.draft_law, max, block, padded, draft_probs);
+  const int n = block_length(run, block);
+  float padded_target[kBlockSize], padded_draft[kBlockSize];
+  const bool alike = phase.row.dtype == phase.draft_row.dtype;
+  const auto with_typed = [&](const auto* target, const auto* draft) {
+    *rows = n / kNumLanes;
+    return residual_of_elements(run, phase, block, target + begin, draft + begin, *rows, residual);
+  };
+  if (alike && n % kNumLanes == 0) {
+    switch (phase.row.dtype) {
+      case DType::kBFloat16:
+        return with_typed(static_cast<const BFloat16*>(phase.row.data),
+                          static_cast<const BFloat16*>(phase.draft_row.data));
+      case DType::kFloat16:
+        return with_typed(static_cast<const Float16*>(phase.row.data),
+                          static_cast<const Float16*>(phase.draft_row.data));
+      default:
+        return with_typed(static_cast<const float*>(phase.row.data), static_cast<const float*>(phase.draft_row.data));
+    }
   }
-  return subtract_and_sum(residual, draft_probs, *rows);
+  *rows = float_block(phase.row, begin, n, padded_target);
+  float_block(phase.draft_row, begin, n, padded_draft);
+  return residual_of_elements(run, phase, block, static_cast<const float*>(padded_target),
+                              static_cast<const float*>(padded_draft), *rows, residual);
 }
 
-void run_blocks(const ChainRun& run, const Phase& phase, int unit) {
-  const int first = unit * run.blocks_per_unit;
-  const int end = first + run.blocks_per_unit < run.num_blocks ? first + run.blocks_per_unit : run.num_blocks;
-  for (int block = first; block < end; ++block) {
+void run_blocks(const ChainRun& run, const Phase& phase, Blocks blocks) {
+  for (int block = blocks.begin; block < blocks.end; ++block) {
     if (phase.kind == Phase::kResidual) {
-      float residual[kBlockSize];
       int rows;
-      phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, residual, &rows));
+      phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, nullptr, &rows));
     } else {
       stats_of_block(run, phase, block);
     }
   }
 }
 
-/// Runs a phase with the help of idle workers. Waits only for units that another worker is running
+/// Runs a phase with the help of idle workers. Waits only for blocks that another worker is running
 /// at this moment, so it gets through however the workers are scheduled.
 void run_phase(ChainRun& run, Lane& lane, const Phase& phase) {
-  if (run.num_workers == 1) {
-    for (int unit = 0; unit < run.num_units; ++unit) run_blocks(run, phase, unit);
-    return;
-  }
-  lane.publish(phase, run.num_units);
-  for (int unit; (unit = lane.claim(/*from_front=*/true)) >= 0;) {
-    run_blocks(run, lane.phase, unit);
-    lane.finish_unit();
+  if (run.num_workers == 1) return run_blocks(run, phase, {0, run.num_blocks});
+  lane.publish(phase, run.num_blocks);
+  for (Blocks blocks; !(blocks = lane.claim(run.num_workers, /*from_front=*/true)).empty();) {
+    run_blocks(run, lane.phase, blocks);
+    lane.finish(blocks);
   }
   lane.wait();
 }
@@ -241,9 +271,8 @@ struct Request {
   /// Writes what is left of p in one block once a one-hot or sparse draft law is taken away.
   int sparse_residual_of_block(const Phase& residual, Final final, int64_t draft, int64_t x, int block,
                                float* weights) {
-    float padded[kBlockSize];
     const int rows =
-        probs_of_block(run, residual.row, residual.law, lane.target_stats[block].max, block, padded, weights);
+        probs_of_block(run, residual.row, residual.law, lane.target_stats[block].max, block, weights);
     const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
     if (final == Final::kTargetWithoutDraft) {
       weights[x - begin] = 0.0f;
@@ -310,15 +339,15 @@ struct Request {
     } else if (touches(final, draft, x, chosen)) {
       rows = sparse_residual_of_block(*residual, final, draft, x, chosen, weights);
     } else {
-      float padded[kBlockSize];
-      const RowLaw& law = residual->law;
+      // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
       const float max = lane.target_stats[chosen].max;
+      float padded[kBlockSize];
       rows = visit_block(residual->row.data, residual->row.dtype, static_cast<int64_t>(chosen) * kBlockSize,
-                         block_length(run, chosen), padded, [&](const auto* logits, int n) {
-                           block_weights(logits, n, max, law.scale, 1.0f, weights);
+                         block_length(run, chosen), padded, [&](const auto* x, int n) {
+                           write_probs(ProbsOfLogits(x, max, residual->law.scale, 1.0f), n, weights);
                            return n;
                          });
-      rest = rest / law.prob(max);
+      rest = rest / residual->law.prob(max);
     }
     return static_cast<int64_t>(chosen) * kBlockSize + pick_in_block(weights, rows, rest);
   }
@@ -456,10 +485,10 @@ void run_worker(ChainRun& run, int worker) {
     bool helped = false;
     for (int other = 0; other < run.num_workers; ++other) {
       Lane& lane = run.lanes[other];
-      const int unit = other == worker ? -1 : lane.claim(/*from_front=*/false);
-      if (unit < 0) continue;
-      run_blocks(run, lane.phase, unit);
-      lane.finish_unit();
+      const Blocks blocks = other == worker ? Blocks{} : lane.claim(run.num_workers, /*from_front=*/false);
+      if (blocks.empty()) continue;
+      run_blocks(run, lane.phase, blocks);
+      lane.finish(blocks);
       helped = true;
     }
     if (helped) {

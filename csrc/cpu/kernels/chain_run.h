@@ -36,10 +36,19 @@ struct Phase {
   double* masses = nullptr;
 };
 
-/// A worker's place: the phase it is in and the units of it that are still to be had. The owner
-/// takes units from the front and helpers take them from the back, so that each reads a run of memory.
+/// A run of blocks.
+struct Blocks {
+  int begin = 0;
+  int end = 0;
+
+  bool empty() const { return begin >= end; }
+};
+
+/// A worker's place: the phase it is in and the blocks of it that are still to be had. The owner
+/// takes blocks from the front and helpers take them from the back, in runs that shrink towards the
+/// end, so that each reads memory in order and all are done at about the same time.
 struct alignas(64) Lane {
-  /// Phase number (32 bits), end and begin of the units that nobody took (16 bits each).
+  /// Phase number (24 bits), end and begin of the blocks that nobody took (20 bits each).
   std::atomic<uint64_t> ticket{0};
   std::atomic<int32_t> unfinished{0};
   Phase phase;
@@ -47,28 +56,31 @@ struct alignas(64) Lane {
   BlockStats* draft_stats = nullptr;
   double* masses = nullptr;
 
-  void publish(const Phase& next, int num_units) {
+  void publish(const Phase& next, int num_blocks) {
     phase = next;
-    unfinished.store(num_units, std::memory_order_relaxed);
-    const uint64_t number = (ticket.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket.store(number << 32 | static_cast<uint64_t>(num_units) << 16, std::memory_order_release);
+    unfinished.store(num_blocks, std::memory_order_relaxed);
+    const uint64_t number = (ticket.load(std::memory_order_relaxed) >> 40) + 1;
+    ticket.store(number << 40 | static_cast<uint64_t>(num_blocks) << 20, std::memory_order_release);
   }
 
-  int claim(bool from_front) {
+  Blocks claim(int num_workers, bool from_front) {
+    constexpr int kMask = (1 << 20) - 1;
     uint64_t seen = ticket.load(std::memory_order_acquire);
     for (;;) {
-      const int begin = static_cast<int>(seen & 0xFFFF);
-      const int end = static_cast<int>(seen >> 16 & 0xFFFF);
-      if (begin >= end) return -1;
-      const uint64_t rest = from_front ? seen + 1 : seen - 0x10000;
-      // The phase cannot change while a unit of it is unfinished, so a claimed unit is safe to run.
+      const int begin = static_cast<int>(seen) & kMask;
+      const int end = static_cast<int>(seen >> 20) & kMask;
+      if (begin >= end) return {};
+      const int run = 1 + (end - begin - 1) / (2 * num_workers);
+      const uint64_t rest =
+          from_front ? seen + static_cast<uint64_t>(run) : seen - (static_cast<uint64_t>(run) << 20);
+      // The phase cannot change while a block of it is unfinished, so a claimed run is safe to take.
       if (ticket.compare_exchange_weak(seen, rest, std::memory_order_acq_rel, std::memory_order_acquire)) {
-        return from_front ? begin : end - 1;
+        return from_front ? Blocks{begin, begin + run} : Blocks{end - run, end};
       }
     }
   }
 
-  void finish_unit() { unfinished.fetch_sub(1, std::memory_order_acq_rel); }
+  void finish(Blocks blocks) { unfinished.fetch_sub(blocks.end - blocks.begin, std::memory_order_acq_rel); }
   void wait();
 };
 
@@ -82,8 +94,6 @@ struct ChainRun {
   Lane* lanes = nullptr;
   int num_workers = 1;
   int num_blocks = 0;
-  int blocks_per_unit = 1;
-  int num_units = 0;
   alignas(64) std::atomic<int64_t> next_request{0};
   alignas(64) std::atomic<int64_t> unfinished_requests{0};
 };

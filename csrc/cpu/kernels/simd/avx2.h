@@ -14,6 +14,17 @@ inline F32 load(const BFloat16* p) {
 inline F32 load(const Float16* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+inline void load_pair(const BFloat16* p, F32* first, F32* second) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  *first = {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16))};
+  *second = {_mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))))};
+}
+inline void interleave(F32* even, F32* odd) {
+  const __m256 low = _mm256_unpacklo_ps(even->value, odd->value);
+  const __m256 high = _mm256_unpackhi_ps(even->value, odd->value);
+  even->value = _mm256_permute2f128_ps(low, high, 0x20);
+  odd->value = _mm256_permute2f128_ps(low, high, 0x31);
+}
 inline void store(float* p, F32 a) { _mm256_storeu_ps(p, a.value); }
 inline F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.value, b.value)}; }
 inline F32 sub(F32 a, F32 b) { return {_mm256_sub_ps(a.value, b.value)}; }

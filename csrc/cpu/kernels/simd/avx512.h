@@ -14,6 +14,18 @@ inline F32 load(const BFloat16* p) {
 inline F32 load(const Float16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline void load_pair(const BFloat16* p, F32* first, F32* second) {
+  const __m512i bits = _mm512_loadu_si512(p);
+  *first = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
+  *second = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))))};
+}
+inline void interleave(F32* even, F32* odd) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  const __m512 first = _mm512_permutex2var_ps(even->value, low, odd->value);
+  odd->value = _mm512_permutex2var_ps(even->value, high, odd->value);
+  even->value = first;
+}
 inline void store(float* p, F32 a) { _mm512_storeu_ps(p, a.value); }
 inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.value, b.value)}; }
 inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.value, b.value)}; }

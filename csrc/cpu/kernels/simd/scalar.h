@@ -10,6 +10,12 @@ inline F32 set1(float value) { return {value}; }
 inline F32 load(const float* p) { return {*p}; }
 inline F32 load(const BFloat16* p) { return {to_float(*p)}; }
 inline F32 load(const Float16* p) { return {to_float(*p)}; }
+/// Two vectors of bfloat16, whose lanes may come in another order; interleave() puts it right.
+inline void load_pair(const BFloat16* p, F32* first, F32* second) {
+  *first = load(p);
+  *second = load(p + 1);
+}
+inline void interleave(F32*, F32*) {}
 inline void store(float* p, F32 a) { *p = a.value; }
 inline F32 add(F32 a, F32 b) { return {a.value + b.value}; }
 inline F32 sub(F32 a, F32 b) { return {a.value - b.value}; }
@@ -21,10 +27,7 @@ inline F32 max(F32 a, F32 b) { return a.value > b.value ? a : b; }
 inline F32 shift_left_23(F32 a) {
   uint32_t bits;
   memcpy(&bits, &a.value, sizeof bits);
-  bits <<= 23;
-  F32 result;
-  memcpy(&result.value, &bits, sizeof bits);
-  return result;
+  return {float_of(bits << 23)};
 }
 
 struct NanFlag {
