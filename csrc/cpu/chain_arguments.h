@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "common/allocate.h"
 #include "common/checks.h"
 #include "cpu/kernels/chain.h"
 

@@ -32,10 +32,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Te
   checks.require(token_dtype == ScalarType::Int || token_dtype == ScalarType::Long,
                  "token_dtype must be int32 or int64, got ", name_of(token_dtype));
 
-  Tensor token_ids = torch::stable::new_empty(logits, {params.batch}, token_dtype);
-  Tensor logprobs = torch::stable::new_empty(logits, {params.batch}, ScalarType::Float);
-  Tensor logsumexp = torch::stable::new_empty(logits, {params.batch}, ScalarType::Double);
-  Tensor status = torch::stable::new_empty(logits, {params.batch}, ScalarType::Int);
+  Tensor token_ids = empty_beside(logits, {params.batch}, token_dtype);
+  Tensor logprobs = empty_beside(logits, {params.batch}, ScalarType::Float);
+  Tensor logsumexp = empty_beside(logits, {params.batch}, ScalarType::Double);
+  Tensor status = empty_beside(logits, {params.batch}, ScalarType::Int);
   params.token_ids = token_ids.mutable_data_ptr();
   params.token_ids_are_int64 = token_dtype == ScalarType::Long;
   params.logprobs = static_cast<float*>(logprobs.mutable_data_ptr());

@@ -36,8 +36,8 @@ std::tuple<Tensor, Tensor> sample_recovered(
   checks.require(seeds || uniforms || !any_sampling(params),
                  "seeds and positions, or uniforms, must be given unless every row is greedy, got neither");
 
-  Tensor token_ids = torch::stable::new_empty(draft_token_ids, {params.batch});
-  Tensor status = torch::stable::new_empty(draft_token_ids, {params.batch}, ScalarType::Int);
+  Tensor token_ids = empty_beside(draft_token_ids, {params.batch}, draft_token_ids.scalar_type());
+  Tensor status = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   params.token_ids = token_ids.mutable_data_ptr();
   params.token_ids_are_int64 = draft_token_ids.scalar_type() == ScalarType::Long;
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());

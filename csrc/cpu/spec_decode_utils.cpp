@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "common/allocate.h"
 #include "common/checks.h"
 
 namespace specdec_ops::cpu {
@@ -30,8 +31,8 @@ std::tuple<Tensor, Tensor> count_accepted(const Tensor& token_ids, std::optional
   checks.integer(token_ids, "token_ids");
   checks.require(token_ids.dim() == 2, "token_ids must be [batch, k + 1], got ", shape_of(token_ids));
   checks.require(vocab_size.value_or(1) >= 1, "vocab_size must be at least 1, got ", vocab_size.value_or(1));
-  Tensor num_accepted = torch::stable::new_empty(token_ids, {token_ids.size(0)}, ScalarType::Int);
-  Tensor num_emitted = torch::stable::new_empty(token_ids, {token_ids.size(0)}, ScalarType::Int);
+  Tensor num_accepted = empty_beside(token_ids, {token_ids.size(0)}, ScalarType::Int);
+  Tensor num_emitted = empty_beside(token_ids, {token_ids.size(0)}, ScalarType::Int);
   const auto count = token_ids.scalar_type() == ScalarType::Long ? count_rows<int64_t> : count_rows<int32_t>;
   count(token_ids, vocab_size.value_or(INT64_MAX), static_cast<int32_t*>(num_accepted.mutable_data_ptr()),
         static_cast<int32_t*>(num_emitted.mutable_data_ptr()));

@@ -67,16 +67,16 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
                  "request is greedy, got neither");
 
   params.width = max_num_draft_tokens + 1;
-  Tensor token_ids = torch::stable::new_empty(draft_token_ids, {params.batch, params.width});
-  Tensor num_accepted = torch::stable::new_empty(draft_token_ids, {params.batch}, ScalarType::Int);
-  Tensor status = torch::stable::new_empty(draft_token_ids, {params.batch}, ScalarType::Int);
+  Tensor token_ids = empty_beside(draft_token_ids, {params.batch, params.width}, draft_token_ids.scalar_type());
+  Tensor num_accepted = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
+  Tensor status = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   params.token_ids = token_ids.mutable_data_ptr();
   params.token_ids_are_int64 = draft_token_ids.scalar_type() == ScalarType::Long;
   params.num_accepted = static_cast<int32_t*>(num_accepted.mutable_data_ptr());
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());
   std::vector<Tensor> extras;
-  const auto add_extra = [&](std::vector<int64_t> shape, ScalarType dtype) {
-    return extras.emplace_back(torch::stable::new_empty(target_logits, shape, dtype)).mutable_data_ptr();
+  const auto add_extra = [&](std::initializer_list<int64_t> shape, ScalarType dtype) {
+    return extras.emplace_back(empty_beside(target_logits, shape, dtype)).mutable_data_ptr();
   };
   if (return_logsumexp) {
     params.logsumexp = static_cast<double*>(add_extra({num_drafts + params.batch}, ScalarType::Double));

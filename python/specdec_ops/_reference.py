@@ -172,6 +172,21 @@ def residual(p: Float64Array, q: Float64Array) -> Float64Array:
     return weights if weights.sum() > 0 else p
 
 
+def recover(p: Float64Array, x: int, law: DraftLaw, draft: int) -> tuple[Float64Array, Status]:
+    """What to draw from once draft ``x`` of target law ``p`` is rejected."""
+    without_draft = p.copy()
+    without_draft[x] = 0.0
+    if not without_draft.any():
+        without_draft = p
+    if law.is_one_hot:
+        return without_draft, Status.OK
+    if math.isnan(law.prob_of(draft, x)):
+        # The one-hot law is exact for every drafter.
+        return without_draft, Status.UNUSABLE_DRAFT_LAW
+    q = law.probs_of(draft)
+    return (p, Status.UNUSABLE_DRAFT_LAW) if q is None else (residual(p, q), Status.OK)
+
+
 def judge(
     p: Float64Array, x: int, u: float, law: DraftLaw, draft: int, greedy: bool, *, needs_q: bool = False
 ) -> Outcome:
@@ -179,22 +194,13 @@ def judge(
     if greedy:
         accepted = bool(p[x] > 0)
         return Outcome(accepted, p, Status.OK, float(accepted))
-    without_draft = p.copy()
-    without_draft[x] = 0.0
-    if not without_draft.any():
-        without_draft = p
-    if law.is_one_hot:
-        return Outcome(bool(u < p[x]), without_draft, Status.OK, float(p[x]))
-    if u < p[x] and not needs_q:
-        return Outcome(True, p, Status.OK)
-    q_of_x = law.prob_of(draft, x)
-    if math.isnan(q_of_x):
-        # The one-hot law is exact for every drafter.
-        return Outcome(bool(u < p[x]), without_draft, Status.UNUSABLE_DRAFT_LAW)
-    accept_prob = float(min(1.0, p[x] / q_of_x))
-    if u < p[x] or u * q_of_x < p[x]:
+    # No q is above 1: a coin below p accepts whatever q is.
+    accepted = bool(u < p[x])
+    accept_prob = float(p[x]) if law.is_one_hot else math.nan
+    if not law.is_one_hot and (needs_q or not accepted):
+        q = law.prob_of(draft, x)
+        accepted = accepted or bool(u * q < p[x])
+        accept_prob = float(np.minimum(1.0, p[x] / q))
+    if accepted:
         return Outcome(True, p, Status.OK, accept_prob)
-    q = law.probs_of(draft)
-    if q is None:
-        return Outcome(False, p, Status.UNUSABLE_DRAFT_LAW, accept_prob)
-    return Outcome(False, residual(p, q), Status.OK, accept_prob)
+    return Outcome(False, *recover(p, x, law, draft), accept_prob)

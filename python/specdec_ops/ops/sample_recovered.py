@@ -148,9 +148,7 @@ def _reference_sample_recovered(
         if status == Status.OK and not 0 <= x < size:
             status = Status.OK if x == -1 else Status.INVALID_DRAFT_ID
         elif status == Status.OK and t >= _reference.GREEDY_TEMPERATURE:
-            # The coin 1 rejects every draft.
-            rejected = _reference.judge(row.probs, x, 1.0, law, r, False, needs_q=True)
-            weights, status = rejected.weights, rejected.status
+            weights, status = _reference.recover(row.probs, x, law, r)
         if uniforms is not None:
             u = float(uniforms[r])
         elif seeds is not None and positions is not None:
