@@ -11,7 +11,8 @@ namespace specdec_ops {
 
 /// An uninitialised contiguous tensor on the device of `beside`. Straight to the allocator: the
 /// dispatcher's new_empty costs several times as much, which a call on one request feels.
-inline torch::stable::Tensor empty_beside(const torch::stable::Tensor& beside, std::initializer_list<int64_t> shape,
+inline torch::stable::Tensor empty_beside(const torch::stable::Tensor& beside,
+                                          std::initializer_list<int64_t> shape,
                                           torch::headeronly::ScalarType dtype) {
   constexpr int kMaxDims = 2;
   const int dims = static_cast<int>(shape.size());
@@ -21,8 +22,8 @@ inline torch::stable::Tensor empty_beside(const torch::stable::Tensor& beside, s
   int32_t device_type;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(beside.get(), &device_type));
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, shape.begin(), strides, static_cast<int32_t>(dtype), device_type,
-                                                  beside.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, shape.begin(), strides, static_cast<int32_t>(dtype),
+                                                  device_type, beside.get_device_index(), &handle));
   return torch::stable::Tensor(handle);
 }
 

@@ -78,8 +78,7 @@ SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const Bl
         (static_cast<double>(blocks[b].max) - static_cast<double>(row.max)) * static_cast<double>(scale);
     total = fma64(static_cast<double>(blocks[b].sum), exp2_f64(distance), total);
   }
-  const double log2_total =
-      fma64(static_cast<double>(row.max), static_cast<double>(scale), log2_f64(total));
+  const double log2_total = fma64(static_cast<double>(row.max), static_cast<double>(scale), log2_f64(total));
   return row_law_from_logsumexp(scale, log2_total * kLn2);
 }
 

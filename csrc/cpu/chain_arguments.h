@@ -53,15 +53,16 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
                           int64_t num_drafts, ChainParams* params) {
   checks.require(law.logits.has_value() + law.probs.has_value() + law.support_ids.has_value() <= 1,
                  "draft_logits, draft_probs and draft_support_ids must be at most one, got several");
-  checks.require(!law.logsumexp || law.logits, "draft_logsumexp must be given with draft_logits, got it alone");
+  checks.require(!law.logsumexp || law.logits,
+                 "draft_logsumexp must be given with draft_logits, got it alone");
   checks.require(law.support_ids.has_value() == law.support_logprobs.has_value(),
                  "draft_support_ids and draft_support_logprobs must be given together, got one");
   if (law.logits || law.probs) {
     const Tensor& rows = law.logits ? *law.logits : *law.probs;
     const char* name = law.logits ? "draft_logits" : "draft_probs";
     checks.rows(rows, name, "[num_drafts, width]", num_drafts);
-    checks.require(rows.size(1) >= params->vocab_size || num_drafts == 0, name, " must have at least vocab_size = ",
-                   params->vocab_size, " columns, got ", rows.size(1));
+    checks.require(rows.size(1) >= params->vocab_size || num_drafts == 0, name,
+                   " must have at least vocab_size = ", params->vocab_size, " columns, got ", rows.size(1));
     params->draft_law = law.logits ? DraftLawKind::kLogits : DraftLawKind::kProbs;
     params->draft = rows_view(rows);
   }
@@ -76,10 +77,11 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
     checks.integer(ids, "draft_support_ids");
     checks.dtype(logprobs, "draft_support_logprobs", {ScalarType::Float}, "float32");
     checks.require(ids.dim() == 2 && ids.size(0) == num_drafts,
-                   "draft_support_ids must be [num_drafts, support] with ", num_drafts, " rows, got ", shape_of(ids));
+                   "draft_support_ids must be [num_drafts, support] with ", num_drafts, " rows, got ",
+                   shape_of(ids));
     checks.require(logprobs.dim() == 2 && logprobs.size(0) == num_drafts && logprobs.size(1) == ids.size(1),
-                   "draft_support_logprobs must have the shape of draft_support_ids, ", shape_of(ids), ", got ",
-                   shape_of(logprobs));
+                   "draft_support_logprobs must have the shape of draft_support_ids, ", shape_of(ids),
+                   ", got ", shape_of(logprobs));
     params->draft_law = DraftLawKind::kSupport;
     params->draft_support_ids = int_view(ids);
     params->draft_support_logprobs = real_view(logprobs);
@@ -108,7 +110,8 @@ inline bool any_sampling(const ChainParams& params) {
 
 inline void set_seeds(const Checks& checks, const OptionalTensor& seeds, const OptionalTensor& positions,
                       const char* shape, ChainParams* params) {
-  checks.require(seeds.has_value() == positions.has_value(), "seeds and positions must be given together, got one");
+  checks.require(seeds.has_value() == positions.has_value(),
+                 "seeds and positions must be given together, got one");
   if (!seeds) return;
   checks.dtype(*seeds, "seeds", {ScalarType::Long}, "int64");
   checks.vector(*seeds, "seeds", shape, params->batch);

@@ -8,8 +8,10 @@ namespace specdec_ops::cpu {
 namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature,
-                                                  const OptionalTensor& seeds, const OptionalTensor& positions,
-                                                  std::optional<int64_t> draft_slot, const OptionalTensor& uniforms,
+                                                  const OptionalTensor& seeds,
+                                                  const OptionalTensor& positions,
+                                                  std::optional<int64_t> draft_slot,
+                                                  const OptionalTensor& uniforms,
                                                   std::optional<int64_t> vocab_size, ScalarType token_dtype) {
   const Checks checks("sample");
   ChainParams params;
@@ -25,7 +27,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Te
   checks.require(seeds || uniforms || !any_sampling(params),
                  "seeds and positions, or uniforms, must be given unless every row is greedy, got neither");
   if (draft_slot) {
-    checks.require(*draft_slot >= 0 && *draft_slot <= INT32_MAX, "draft_slot must be in [0, 2^31), got ", *draft_slot);
+    checks.require(*draft_slot >= 0 && *draft_slot <= INT32_MAX, "draft_slot must be in [0, 2^31), got ",
+                   *draft_slot);
     params.final_stream = Stream::kDraft;
     params.final_slot = *draft_slot;
   }
@@ -48,6 +51,4 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Te
 }  // namespace
 }  // namespace specdec_ops::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CPU, m) {
-  m.impl("sample", TORCH_BOX(&specdec_ops::cpu::sample));
-}
+STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CPU, m) { m.impl("sample", TORCH_BOX(&specdec_ops::cpu::sample)); }

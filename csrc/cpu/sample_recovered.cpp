@@ -9,17 +9,19 @@ namespace {
 
 std::tuple<Tensor, Tensor> sample_recovered(
     const Tensor& target_logits, const Tensor& draft_token_ids, const Tensor& temperature,
-    const OptionalTensor& draft_logits, const OptionalTensor& draft_probs, const OptionalTensor& draft_logsumexp,
-    const OptionalTensor& draft_support_ids, const OptionalTensor& draft_support_logprobs,
-    const OptionalTensor& draft_temperature, const OptionalTensor& has_draft_law, const OptionalTensor& seeds,
-    const OptionalTensor& positions, const OptionalTensor& uniforms, std::optional<int64_t> vocab_size) {
+    const OptionalTensor& draft_logits, const OptionalTensor& draft_probs,
+    const OptionalTensor& draft_logsumexp, const OptionalTensor& draft_support_ids,
+    const OptionalTensor& draft_support_logprobs, const OptionalTensor& draft_temperature,
+    const OptionalTensor& has_draft_law, const OptionalTensor& seeds, const OptionalTensor& positions,
+    const OptionalTensor& uniforms, std::optional<int64_t> vocab_size) {
   const Checks checks("sample_recovered");
   ChainParams params;
   params.rule = Rule::kRejectAll;
   params.drafts_per_request = 1;
   params.has_bonus_rows = false;
   checks.integer(draft_token_ids, "draft_token_ids");
-  checks.require(draft_token_ids.dim() == 1, "draft_token_ids must be [num_drafts], got ", shape_of(draft_token_ids));
+  checks.require(draft_token_ids.dim() == 1, "draft_token_ids must be [num_drafts], got ",
+                 shape_of(draft_token_ids));
   params.batch = draft_token_ids.size(0);
   params.draft_token_ids = int_view(draft_token_ids);
   checks.rows(target_logits, "target_logits", "[num_drafts, width]", params.batch);
@@ -32,7 +34,8 @@ std::tuple<Tensor, Tensor> sample_recovered(
                 "[num_drafts]", params.batch, &params);
   set_seeds(checks, seeds, positions, "[num_drafts]", &params);
   checks.require(!seeds || !uniforms, "seeds and uniforms must be at most one, got both");
-  if (uniforms) set_uniforms(checks, *uniforms, "uniforms", "[num_drafts]", params.batch, &params.final_uniforms);
+  if (uniforms)
+    set_uniforms(checks, *uniforms, "uniforms", "[num_drafts]", params.batch, &params.final_uniforms);
   checks.require(seeds || uniforms || !any_sampling(params),
                  "seeds and positions, or uniforms, must be given unless every row is greedy, got neither");
 

@@ -35,15 +35,18 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   params.target = rows_view(target_logits);
   params.vocab_size = checks.vocab_size(vocab_size, target_logits, "target_logits");
 
-  checks.require(max_num_draft_tokens >= 0, "max_num_draft_tokens must be at least 0, got ", max_num_draft_tokens);
+  checks.require(max_num_draft_tokens >= 0, "max_num_draft_tokens must be at least 0, got ",
+                 max_num_draft_tokens);
   checks.require(at(params.cu_num_draft_tokens, 0) == 0, "cu_num_draft_tokens must start with 0, got ",
                  at(params.cu_num_draft_tokens, 0));
   for (int64_t r = 0; r < params.batch; ++r) {
     const int64_t count = at(params.cu_num_draft_tokens, r + 1) - at(params.cu_num_draft_tokens, r);
-    checks.require(count >= 0, "cu_num_draft_tokens must not decrease, got ", at(params.cu_num_draft_tokens, r),
-                   " before ", at(params.cu_num_draft_tokens, r + 1), " at index ", r + 1);
-    checks.require(count <= max_num_draft_tokens, "max_num_draft_tokens must be at least the largest count, got ",
-                   max_num_draft_tokens, " for a request with ", count, " drafts");
+    checks.require(count >= 0, "cu_num_draft_tokens must not decrease, got ",
+                   at(params.cu_num_draft_tokens, r), " before ", at(params.cu_num_draft_tokens, r + 1),
+                   " at index ", r + 1);
+    checks.require(count <= max_num_draft_tokens,
+                   "max_num_draft_tokens must be at least the largest count, got ", max_num_draft_tokens,
+                   " for a request with ", count, " drafts");
   }
   checks.require(at(params.cu_num_draft_tokens, params.batch) == num_drafts,
                  "cu_num_draft_tokens must end with num_drafts = ", num_drafts, ", got ",
@@ -59,15 +62,18 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
                  "accept_uniforms and recovered_uniforms must be given together, got one");
   checks.require(!seeds || !accept_uniforms, "seeds and accept_uniforms must be at most one, got both");
   if (accept_uniforms) {
-    set_uniforms(checks, *accept_uniforms, "accept_uniforms", "[num_drafts]", num_drafts, &params.accept_uniforms);
-    set_uniforms(checks, *recovered_uniforms, "recovered_uniforms", "[batch]", params.batch, &params.final_uniforms);
+    set_uniforms(checks, *accept_uniforms, "accept_uniforms", "[num_drafts]", num_drafts,
+                 &params.accept_uniforms);
+    set_uniforms(checks, *recovered_uniforms, "recovered_uniforms", "[batch]", params.batch,
+                 &params.final_uniforms);
   }
   checks.require(seeds || accept_uniforms || !any_sampling(params),
                  "seeds and positions, or accept_uniforms and recovered_uniforms, must be given unless every "
                  "request is greedy, got neither");
 
   params.width = max_num_draft_tokens + 1;
-  Tensor token_ids = empty_beside(draft_token_ids, {params.batch, params.width}, draft_token_ids.scalar_type());
+  Tensor token_ids =
+      empty_beside(draft_token_ids, {params.batch, params.width}, draft_token_ids.scalar_type());
   Tensor num_accepted = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   Tensor status = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   params.token_ids = token_ids.mutable_data_ptr();

@@ -162,8 +162,8 @@ int main() {
     }
 #if defined(__x86_64__)
     check("emulated avx512", one.outputs(1, [](const ChainParams& params, void* workspace, int num_workers) {
-            run_chain_with(emulated::run_worker, params, workspace, num_workers, one_after_another);
-          }));
+      run_chain_with(emulated::run_worker, params, workspace, num_workers, one_after_another);
+    }));
 #endif
   }
   std::printf("%d passed, 0 failed\n", kCases);

@@ -35,9 +35,10 @@ struct Primitives {
   decltype(&scalar::tier_residual) residual;
 };
 
-#define SPECDEC_PRIMITIVES(tier) \
-  Primitives { tier::tier_block_stats, tier::tier_weights, tier::tier_to_float32, tier::tier_pick, \
-               tier::tier_residual }
+#define SPECDEC_PRIMITIVES(tier)                                                                            \
+  Primitives {                                                                                              \
+    tier::tier_block_stats, tier::tier_weights, tier::tier_to_float32, tier::tier_pick, tier::tier_residual \
+  }
 
 Primitives primitives_of(const std::string& tier) {
   std::vector<std::string> names;
@@ -86,12 +87,13 @@ PYBIND11_MODULE(specdec_ops_native, m) {
   m.def("exp2", py::vectorize([](double y) { return exp2_f64(y); }));
   m.def("log2", py::vectorize([](double x) { return log2_f64(x); }));
   m.def("log2_scale", [](float temperature) { return log2_scale(temperature); });
-  m.def("block_stats", [](const std::string& tier, const py::array& x, const std::string& dtype, float scale) {
-    const Elements elements(x, dtype);
-    BlockStats stats;
-    primitives_of(tier).block_stats(elements.array.data(), elements.dtype, elements.n, scale, &stats);
-    return std::make_pair(stats.max, stats.sum);
-  });
+  m.def("block_stats",
+        [](const std::string& tier, const py::array& x, const std::string& dtype, float scale) {
+          const Elements elements(x, dtype);
+          BlockStats stats;
+          primitives_of(tier).block_stats(elements.array.data(), elements.dtype, elements.n, scale, &stats);
+          return std::make_pair(stats.max, stats.sum);
+        });
   m.def("weights", [](const std::string& tier, const py::array& x, const std::string& dtype, float reference,
                       float scale) {
     const Elements elements(x, dtype);
@@ -107,14 +109,16 @@ PYBIND11_MODULE(specdec_ops_native, m) {
     return values;
   });
   m.def("pick", [](const std::string& tier, const Array<float>& weights, double draw) {
-    if (weights.size() < 1 || weights.size() > kBlockSize) throw py::value_error("between 1 and 4096 elements");
+    if (weights.size() < 1 || weights.size() > kBlockSize)
+      throw py::value_error("between 1 and 4096 elements");
     return primitives_of(tier).pick(weights.data(), static_cast<int>(weights.size()), draw);
   });
   m.def("residual", [](const std::string& tier, const Array<float>& p, const Array<float>& q) {
-    if (p.size() != q.size() || p.size() < 1 || p.size() > kBlockSize) throw py::value_error("two equal sizes");
+    if (p.size() != q.size() || p.size() < 1 || p.size() > kBlockSize)
+      throw py::value_error("two equal sizes");
     Array<float> residual(p.size());
-    const float sum = primitives_of(tier).residual(p.data(), q.data(), static_cast<int>(p.size()),
-                                                   residual.mutable_data());
+    const float sum =
+        primitives_of(tier).residual(p.data(), q.data(), static_cast<int>(p.size()), residual.mutable_data());
     return std::make_pair(residual, sum);
   });
 }

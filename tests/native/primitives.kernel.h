@@ -21,7 +21,8 @@ void tier_block_stats(const void* data, DType dtype, int n, float scale, BlockSt
     if (n == kBlockSize) {
       *stats = block_stats(x, rows, scale, x);
     } else {
-      *stats = block_stats(static_cast<const float*>(padded), rows, scale, static_cast<const float*>(nullptr));
+      *stats =
+          block_stats(static_cast<const float*>(padded), rows, scale, static_cast<const float*>(nullptr));
     }
     return 0;
   });
@@ -31,7 +32,8 @@ void tier_weights(const void* data, DType dtype, int n, float reference, float s
   float padded[kBlockSize], padded_weights[kBlockSize];
   with_type(dtype, data, [&](const auto* x) {
     const int rows = pad_block(x, n, padded);
-    write_probs(ProbsOfLogits(static_cast<const float*>(padded), reference, scale, 1.0f), rows, padded_weights);
+    write_probs(ProbsOfLogits(static_cast<const float*>(padded), reference, scale, 1.0f), rows,
+                padded_weights);
     memcpy(weights, padded_weights, static_cast<size_t>(n) * sizeof(float));
     return 0;
   });

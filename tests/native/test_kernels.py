@@ -53,7 +53,9 @@ def test_log2_in_float64_is_within_its_stated_error() -> None:
     rng = np.random.default_rng(1)
     x = np.concatenate([np.exp2(rng.uniform(-1000, 1000, 100_000)), rng.uniform(0.5, 2.0, 100_000)])
     expected = np.log2(x)
-    assert (np.abs(native.log2(x) - expected) <= 3e-16 + (3e-16 + np.finfo(float).eps) * np.abs(expected)).all()
+    assert (
+        np.abs(native.log2(x) - expected) <= 3e-16 + (3e-16 + np.finfo(float).eps) * np.abs(expected)
+    ).all()
     assert native.log2(np.array([1.0, 2.0, 0.25])).tolist() == [0.0, 1.0, -2.0]
 
 
@@ -61,7 +63,9 @@ def test_weights_are_within_their_stated_error(tier: str) -> None:
     x = np.linspace(-88.0, 0.0, 4096, dtype=np.float32)
     scale = native.log2_scale(1.0)
     exact = np.exp2(x.astype(np.float64) * float(scale))
-    assert np.abs(native.weights(tier, x, "float32", 0.0, scale) / exact - 1)[exact > 2.0**-125].max() < 1.8e-7
+    assert (
+        np.abs(native.weights(tier, x, "float32", 0.0, scale) / exact - 1)[exact > 2.0**-125].max() < 1.8e-7
+    )
 
 
 def test_the_largest_weighs_one_and_the_masked_nothing(tier: str) -> None:

@@ -48,7 +48,8 @@ struct Exp2 {
       polynomial[u] = fma(set1(kExp2Coefficients[4]), fraction[u], set1(kExp2Coefficients[3]));
     }
     for (int c = 2; c >= 0; --c) {
-      for (int u = 0; u < kInStep; ++u) polynomial[u] = fma(polynomial[u], fraction[u], set1(kExp2Coefficients[c]));
+      for (int u = 0; u < kInStep; ++u)
+        polynomial[u] = fma(polynomial[u], fraction[u], set1(kExp2Coefficients[c]));
     }
     for (int u = 0; u < kInStep; ++u) polynomial[u] = fma(polynomial[u], fraction[u], set1(1.0f));
   }
@@ -58,7 +59,8 @@ struct Exp2 {
 float tree_sum(float* lanes) {
   int half = kNumLanes / 2;
   for (; half >= F32::kLanes; half /= 2) {
-    for (int l = 0; l < half; l += F32::kLanes) store(lanes + l, add(load(lanes + l), load(lanes + l + half)));
+    for (int l = 0; l < half; l += F32::kLanes)
+      store(lanes + l, add(load(lanes + l), load(lanes + l + half)));
   }
   for (; half >= 1; half /= 2) {
     for (int l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];

@@ -73,9 +73,9 @@ struct ChainParams {
   int32_t* status = nullptr;
   /// These may be null.
   int32_t* num_accepted = nullptr;
-  double* logsumexp = nullptr;   ///< [rows]
-  float* logprobs = nullptr;     ///< [batch, width]
-  float* accept_probs = nullptr; ///< [drafts]
+  double* logsumexp = nullptr;    ///< [rows]
+  float* logprobs = nullptr;      ///< [batch, width]
+  float* accept_probs = nullptr;  ///< [drafts]
 };
 
 /// Runs task(context, worker) for worker = 0 ... num_workers - 1, on threads or one after another.

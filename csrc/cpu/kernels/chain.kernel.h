@@ -70,10 +70,11 @@ auto visit_probs(const T* x, const RowLaw& law, float max, const Visit& visit) {
 }
 
 /// Writes the probabilities of one block of a row of logits; returns the rows.
-int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, float max, int block, float* probs) {
+int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, float max, int block,
+                   float* probs) {
   float padded[kBlockSize];
-  return visit_block(row.data, row.dtype, static_cast<int64_t>(block) * kBlockSize, block_length(run, block), padded,
-                     [&](const auto* x, int rows) {
+  return visit_block(row.data, row.dtype, static_cast<int64_t>(block) * kBlockSize, block_length(run, block),
+                     padded, [&](const auto* x, int rows) {
                        return visit_probs(x, law, max, [&](const auto& source) {
                          write_probs(source, rows, probs);
                          return rows;
@@ -83,11 +84,13 @@ int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, fl
 
 /// The sum of max(p - q, 0) over one block, whose elements are in x and y.
 template <class T>
-float residual_of_elements(const ChainRun& run, const Phase& phase, int block, const T* x, const T* y, int rows,
-                           float* residual) {
+float residual_of_elements(const ChainRun& run, const Phase& phase, int block, const T* x, const T* y,
+                           int rows, float* residual) {
   return visit_probs(x, phase.law, phase.stats[block].max, [&](const auto& target) {
-    if (run.params->draft_law == DraftLawKind::kProbs) return sum_residual(target, GivenProbs<T>{y}, rows, residual);
-    const float max = phase.draft_stats != nullptr ? phase.draft_stats[block].max : block_max(y, rows, nullptr);
+    if (run.params->draft_law == DraftLawKind::kProbs)
+      return sum_residual(target, GivenProbs<T>{y}, rows, residual);
+    const float max =
+        phase.draft_stats != nullptr ? phase.draft_stats[block].max : block_max(y, rows, nullptr);
     return visit_probs(y, phase.draft_law, max,
                        [&](const auto& draft) { return sum_residual(target, draft, rows, residual); });
   });
@@ -113,7 +116,8 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
         return with_typed(static_cast<const Float16*>(phase.row.data),
                           static_cast<const Float16*>(phase.draft_row.data));
       default:
-        return with_typed(static_cast<const float*>(phase.row.data), static_cast<const float*>(phase.draft_row.data));
+        return with_typed(static_cast<const float*>(phase.row.data),
+                          static_cast<const float*>(phase.draft_row.data));
     }
   }
   *rows = float_block(phase.row, begin, n, padded_target);

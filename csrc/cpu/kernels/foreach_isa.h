@@ -30,8 +30,9 @@ namespace {
 }  // namespace specdec_ops::cpu::avx2
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))), apply_to = function)
+#pragma clang attribute push(                                                             \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))), \
+    apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options

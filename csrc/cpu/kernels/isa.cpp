@@ -39,9 +39,9 @@ uint64_t enabled_state() {
 
 Isa detect() {
   constexpr uint64_t kYmmState = 0x6, kZmmState = 0xE6;
-  constexpr uint32_t kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29;                 // leaf 1, ecx
-  constexpr uint32_t kBmi1 = 1u << 3, kAvx2 = 1u << 5, kBmi2 = 1u << 8;                  // leaf 7, ebx
-  constexpr uint32_t kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;                // F, DQ, BW, VL
+  constexpr uint32_t kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29;   // leaf 1, ecx
+  constexpr uint32_t kBmi1 = 1u << 3, kAvx2 = 1u << 5, kBmi2 = 1u << 8;    // leaf 7, ebx
+  constexpr uint32_t kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   const uint64_t state = enabled_state();
   const uint32_t features7 = cpuid(7).ebx;
   if ((state & kYmmState) != kYmmState || !has_all(cpuid(1).ecx, kFma | kAvx | kF16c) ||

@@ -136,7 +136,9 @@ def _reference_sample(
         token = _reference.pick(row.probs, u)
         usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
         tokens.append(token)
-        logprobs.append(float(logits[r, token]) / usable_t - row.logsumexp if row.status == Status.OK else math.nan)
+        logprobs.append(
+            float(logits[r, token]) / usable_t - row.logsumexp if row.status == Status.OK else math.nan
+        )
         logsumexps.append(row.logsumexp)
         statuses.append(int(row.status))
     return (

@@ -253,9 +253,7 @@ def _reference_verify_chain(
             elif recovered_uniforms is not None:
                 token = _reference.pick(outcome.weights, float(recovered_uniforms[r]))
             elif seeds is not None and positions is not None:
-                u = _reference.uniform(
-                    int(seeds[r]), _reference.Stream.TARGET, 0, int(positions[r]) + i
-                )
+                u = _reference.uniform(int(seeds[r]), _reference.Stream.TARGET, 0, int(positions[r]) + i)
                 token = _reference.pick(outcome.weights, u)
             else:
                 token = row.argmax
@@ -268,7 +266,9 @@ def _reference_verify_chain(
                 status[r] = int(outcome.status)
                 break
 
-    extras = [logsumexp] * return_logsumexp + [logprobs] * return_logprobs + [accept_probs] * return_accept_probs
+    extras = (
+        [logsumexp] * return_logsumexp + [logprobs] * return_logprobs + [accept_probs] * return_accept_probs
+    )
     return token_ids, num_accepted, status, extras
 
 
