@@ -58,7 +58,8 @@ def _reference(token_ids: Tensor, *, vocab_size: int | None = None) -> tuple[Ten
 
 
 _op = define(
-    "count_accepted(Tensor token_ids, *, SymInt? vocab_size=None) -> (Tensor num_accepted, Tensor num_emitted)",
+    "count_accepted(Tensor token_ids, *, SymInt? vocab_size=None) "
+    "-> (Tensor num_accepted, Tensor num_emitted)",
     fake=_fake,
     reference=_reference,
 )

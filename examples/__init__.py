@@ -1,0 +1,1 @@
+"""A real decoding loop on small byte-level transformers: train, draft, verify."""
