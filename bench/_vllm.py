@@ -1,0 +1,200 @@
+"""vLLM's rejection sampler on CPU, called as its engine calls it; absent where vLLM is."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from _cases import Inputs
+from _interleave import Call
+from torch import Tensor
+
+
+def present() -> bool:
+    """Whether vLLM is installed; looking costs nothing, importing takes a quarter of a minute."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+@functools.cache
+def load() -> Any:
+    """vLLM's rejection sampler, with its CPU kernels in place of Triton's.
+
+    Raises:
+        RuntimeError: This build of vLLM has no CPU kernels for this machine.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise RuntimeError("vLLM picked another platform than the CPU")
+    current_platform.import_kernels()
+    if not hasattr(torch.ops._C, "greedy_argmax"):
+        raise RuntimeError("vLLM's CPU kernels did not load")
+    from vllm.v1.sample import rejection_sampler
+
+    current_platform.register_triton_kernel_overrides()
+    return rejection_sampler
+
+
+def version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def rejection_sample(inputs: Inputs) -> Call:
+    """``rejection_sample`` alone: scaled float32 logits, draft probabilities and bonus tokens are ready."""
+    sampler, metadata = load(), _sampling_metadata(inputs)
+    case = inputs.case
+    scale = 1.0 if case.greedy else inputs.temperature.repeat_interleave(case.num_drafts).unsqueeze(1)
+    target_logits = inputs.target_logits[inputs.target_rows].float() / scale
+    draft_probs = _draft_probs(inputs)
+    bonus = inputs.target_logits[inputs.bonus_rows].argmax(dim=1, keepdim=True)
+    counts = [case.num_drafts] * case.batch
+    cu_num_drafts = inputs.cu_num_draft_tokens[1:].contiguous()
+    return lambda: sampler.rejection_sample(
+        inputs.draft_token_ids,
+        counts,
+        case.num_drafts,
+        cu_num_drafts,
+        draft_probs,
+        target_logits,
+        bonus,
+        metadata,
+    )
+
+
+def step(inputs: Inputs) -> Call:
+    """All of a step from the same logits: softmax of the drafts' law, then ``RejectionSampler.forward``."""
+    sampler, metadata = load(), _sampling_metadata(inputs)
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    case = inputs.case
+    rejection_sampler = sampler.RejectionSampler(Sampler())
+    spec = SpecDecodeMetadata(
+        draft_token_ids=inputs.draft_token_ids,
+        num_draft_tokens=[case.num_drafts] * case.batch,
+        cu_num_draft_tokens=inputs.cu_num_draft_tokens[1:].contiguous(),
+        cu_num_sampled_tokens=torch.arange(1, case.batch + 1, dtype=torch.int32) * (case.num_drafts + 1),
+        target_logits_indices=inputs.target_rows.int(),
+        bonus_logits_indices=inputs.bonus_rows.int(),
+        logits_indices=torch.arange(inputs.target_logits.shape[0], dtype=torch.int32),
+    )
+    return lambda: (
+        rejection_sampler(spec, _draft_probs(inputs), inputs.target_logits, metadata).sampled_token_ids
+    )
+
+
+def greedy_argmax(inputs: Inputs) -> Call:
+    """Its fastest greedy route: ``_C.greedy_argmax`` of every row, then the greedy kernel."""
+    load()
+    case = inputs.case
+    cu_num_drafts = inputs.cu_num_draft_tokens[1:].long()
+    draft_token_ids = inputs.draft_token_ids.long()
+
+    def call() -> Tensor:
+        argmax = torch.ops._C.greedy_argmax(inputs.target_logits)
+        output = torch.full((case.batch, case.num_drafts + 1), -1)
+        by_request = argmax.view(case.batch, -1)
+        torch.ops._C.rejection_greedy_sample_kernel_impl(
+            output,
+            cu_num_drafts,
+            draft_token_ids,
+            by_request[:, :-1].flatten(),
+            by_request[:, -1:],
+            None,
+            case.num_drafts,
+        )
+        return output
+
+    return call
+
+
+def sample(inputs: Inputs) -> Call:
+    """Its sampler for CPU: argmax, or temperature and ``_C.fused_gumbel_argmax``."""
+    load()
+    logits = inputs.target_logits
+    if inputs.case.greedy:
+        return lambda: torch.ops._C.greedy_argmax(logits)
+    temperature = inputs.temperature.unsqueeze(1)
+    return lambda: torch.ops._C.fused_gumbel_argmax(
+        logits.float().div(temperature), torch.randint(0, 2**31, (logits.shape[0],))
+    )
+
+
+def sample_recovered(inputs: Inputs) -> Call:
+    """Softmax of both laws, then ``sample_recovered_tokens``."""
+    sampler, metadata = load(), _sampling_metadata(inputs)
+    case = inputs.case
+    temperature = inputs.temperature.repeat_interleave(case.num_drafts).unsqueeze(1)
+    counts = [case.num_drafts] * case.batch
+    cu_num_drafts = inputs.cu_num_draft_tokens[1:].contiguous()
+    logits = inputs.target_logits[inputs.target_rows]
+
+    def call() -> Any:
+        target_probs = logits.float().div(temperature).softmax(dim=1)
+        return sampler.sample_recovered_tokens(
+            case.num_drafts,
+            counts,
+            cu_num_drafts,
+            inputs.draft_token_ids,
+            _draft_probs(inputs),
+            target_probs,
+            metadata,
+            logits.device,
+        )
+
+    return call
+
+
+def count_accepted(token_ids: Tensor) -> Call:
+    """The kernel that counts a step's tokens for the next one."""
+    load()
+    batch, width = token_ids.shape
+    keep_all, backup = torch.zeros(batch, dtype=torch.bool), torch.zeros(batch, dtype=torch.int64)
+
+    def call() -> Tensor:
+        next_tokens, counts = torch.empty_like(backup), torch.empty_like(backup)
+        torch.ops._C.eagle_prepare_next_token_padded_kernel_impl(
+            token_ids, keep_all, backup, next_tokens, counts, 2**31 - 1, width, batch
+        )
+        return counts
+
+    return call
+
+
+def _draft_probs(inputs: Inputs) -> Tensor | None:
+    if inputs.draft_logits is None:
+        return None
+    temperature = inputs.temperature.repeat_interleave(inputs.case.num_drafts).unsqueeze(1)
+    return inputs.draft_logits.float().div(temperature).softmax(dim=1, dtype=torch.float32)
+
+
+def _sampling_metadata(inputs: Inputs) -> Any:
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+
+    greedy = inputs.case.greedy
+    none = torch.empty(0)
+    return SamplingMetadata(
+        temperature=None if greedy else inputs.temperature,
+        all_greedy=greedy,
+        all_random=not greedy,
+        top_p=None,
+        top_k=None,
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=none,
+        presence_penalties=none,
+        repetition_penalties=none,
+        output_token_ids=[[]] * inputs.case.batch,
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )

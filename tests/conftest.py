@@ -1,0 +1,59 @@
+"""Fixtures and settings that every test shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import implementations
+import pytest
+import torch
+
+pytest.register_assert_rewrite("margins")
+
+hypothesis.settings.register_profile(
+    "ci",
+    derandomize=True,
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.data_too_large,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
+    if not config.option.markexpr:
+        config.option.markexpr = "not slow"
+
+
+@pytest.fixture(params=["reference", *implementations.native_names()])
+def implementation(request: pytest.FixtureRequest) -> Iterator[implementations.Implementation]:
+    """Each implementation that is present, the float64 reference among them."""
+    with implementations.use(request.param) as selected:
+        yield selected
+
+
+@pytest.fixture(params=implementations.native_names())
+def native(request: pytest.FixtureRequest) -> Iterator[implementations.Implementation]:
+    """Each native tier."""
+    with implementations.use(request.param) as selected:
+        yield selected
+
+
+@pytest.fixture
+def default_native() -> implementations.Implementation:
+    """The native kernels as they were loaded."""
+    return implementations.loaded_native()
+
+
+@pytest.fixture
+def num_threads() -> Iterator[None]:
+    """Restores torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
