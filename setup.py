@@ -41,6 +41,11 @@ def find_problem():
             f"building needs a C++17 compiler, and '{compiler}' was not found. Install one "
             "('apt-get install g++', 'dnf install gcc-c++') or set CXX to the compiler's path."
         )
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return (
+            "building needs Python's headers, and Python.h was not found. Install them "
+            "('apt-get install python3-dev', 'dnf install python3-devel')."
+        )
     return None
 
 

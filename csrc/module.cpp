@@ -58,5 +58,6 @@ PyMODINIT_FUNC PyInit__C() {
                  std::getenv("SPECDEC_OPS_CPU_ISA"));
     return nullptr;
   }
+  specdec_ops::cpu::current_isa();  // reads the environment, once
   return PyModule_Create(&module);
 }

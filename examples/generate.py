@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{format_table(results)}\n")
     print(
         "tokens/s: of the whole batch, without reading the prompts; speed-up: median over the rounds\n"
-        "tokens/step: acceptance length, the accepted drafts of a request and step + 1\n"
+        "acceptance length: the accepted drafts of a request and step + 1\n"
         "acceptance by position: share of the drafts there that were accepted, with all before them"
     )
     if p_values:

@@ -44,7 +44,7 @@ def format_table(results: list[Result]) -> str:
         "mode",
         "tokens/s",
         "speed-up",
-        "tokens/step",
+        "acceptance length",
         "drafts/step",
         "acceptance by position",
         "check",

@@ -6,7 +6,8 @@
 #include "common/macros.h"
 
 /// The arithmetic that decides tokens, the same bits on every backend: IEEE operations with fma
-/// written out (-ffp-contract=off, -fmad=false) and no libm. docs/numerics.md has the errors.
+/// written out (-ffp-contract=off, -fmad=false) and of libm nothing but fma, which is exact.
+/// docs/numerics.md has the errors.
 namespace specdec_ops {
 
 constexpr double kLog2E = 0x1.71547652b82fep+0;

@@ -31,25 +31,32 @@ enum class Status : int32_t {
   kInvalidDraftId = 4,
 };
 
-/// A row as a law: p(v) = 2^(x_v * scale - log2_total).
+/// A row as a law: p(v) = 2^((x_v - reference) * scale - log2_total).
 struct RowLaw {
   float scale;
+  /// 0, or the row's maximum where logits are so large that they must cancel before they are scaled.
+  float reference;
+  double log2_total;
   /// Natural logarithm of the sum of exp(x / temperature); NaN or -inf where there is no law.
   double logsumexp;
-  double log2_total;
 
   SPECDEC_HOST_DEVICE bool usable() const { return is_finite(logsumexp); }
-  /// log2 of the probability of an id with logit x, or of a block's reference.
+  /// log2 of the probability of an id with logit x.
   SPECDEC_HOST_DEVICE double log2_prob(float x) const {
-    return fma64(static_cast<double>(x), static_cast<double>(scale), -log2_total);
+    return fma64(static_cast<double>(x) - static_cast<double>(reference), static_cast<double>(scale),
+                 -log2_total);
   }
   SPECDEC_HOST_DEVICE double prob(float x) const { return exp2_f64(log2_prob(x)); }
 };
 
-/// The law that a given logsumexp implies. Laws found by a pass over the row go through here too,
-/// so that handing a row's logsumexp from one op to the next changes no bit.
+/// Beyond this a probability that is computed from logsumexp would lose its digits.
+constexpr double kLargestLogsumexp = 1e9;
+
+/// The law that a logsumexp implies. Laws found by a pass over the row go through here too, so that
+/// handing logsumexp from one op to the next changes no bit, and equal rows have equal laws.
 SPECDEC_HOST_DEVICE RowLaw row_law_from_logsumexp(float scale, double logsumexp) {
-  return {scale, logsumexp, logsumexp * kLog2E};
+  const bool precise = logsumexp > -kLargestLogsumexp && logsumexp < kLargestLogsumexp;
+  return {scale, 0.0f, logsumexp * kLog2E, precise ? logsumexp : __builtin_nan("")};
 }
 
 /// What a pass over a row says before any weight is added up.
@@ -69,8 +76,8 @@ SPECDEC_HOST_DEVICE RowMax row_max_from_blocks(const BlockStats* blocks, int num
 
 SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const BlockStats* blocks,
                                                int num_blocks) {
-  if (row.non_finite) return row_law_from_logsumexp(scale, __builtin_nan(""));
-  if (!(row.max > -__builtin_inff())) return row_law_from_logsumexp(scale, -__builtin_inf());
+  if (row.non_finite) return {scale, row.max, 0.0, __builtin_nan("")};
+  if (!(row.max > -__builtin_inff())) return {scale, row.max, 0.0, -__builtin_inf()};
   double total = 0.0;
   for (int b = 0; b < num_blocks; ++b) {
     if (!(blocks[b].sum > 0.0f)) continue;
@@ -78,8 +85,10 @@ SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const Bl
         (static_cast<double>(blocks[b].max) - static_cast<double>(row.max)) * static_cast<double>(scale);
     total = fma64(static_cast<double>(blocks[b].sum), exp2_f64(distance), total);
   }
-  const double log2_total = fma64(static_cast<double>(row.max), static_cast<double>(scale), log2_f64(total));
-  return row_law_from_logsumexp(scale, log2_total * kLn2);
+  const double log2_total = log2_f64(total);
+  const double log2_sum = fma64(static_cast<double>(row.max), static_cast<double>(scale), log2_total);
+  const RowLaw law = row_law_from_logsumexp(scale, log2_sum * kLn2);
+  return law.usable() ? law : RowLaw{scale, row.max, log2_total, log2_sum * kLn2};
 }
 
 }  // namespace specdec_ops

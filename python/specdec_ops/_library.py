@@ -2,7 +2,7 @@
 
 An op is defined where its contract is, in ``ops/<op>.py``. PyTorch's dispatcher picks the backend
 by the device of the tensors: the native kernels register themselves when ``_C`` (CPU) or
-``_C_cuda`` is imported; a device that neither serves gets the float64 reference.
+``_C_cuda`` is imported; tensors of a device that neither serves take the way over the CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 NAMESPACE = "specdec_ops"
 
@@ -28,24 +29,40 @@ def define(schema: str, *, fake: Callable[..., Any], reference: Callable[..., An
     Args:
         schema: The op's schema, without the namespace.
         fake: Shapes and dtypes of the outputs, for ``torch.compile`` and ``torch.export``.
-        reference: The float64 implementation that serves every device without a native kernel.
+        reference: The float64 implementation, which also serves where the native module was not built.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
-    @functools.wraps(reference)
-    def reference_with_notice(*args: Any, **kwargs: Any) -> Any:
-        _log_reference_once(name, next(a.device.type for a in args if isinstance(a, torch.Tensor)))
-        return reference(*args, **kwargs)
-
-    _library.impl(name, reference_with_notice, "CompositeExplicitAutograd")
+    _library.impl(name, _fallback(name, reference), "CompositeExplicitAutograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
+def _fallback(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel for devices without one: by way of the CPU's, or of the reference where that is missing."""
+
+    @functools.wraps(reference)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+        if device.type == "cpu" or not _has_native_cpu():
+            _warn_once(f"{name}: no native kernel for {device.type} tensors, using the slow reference")
+            return reference(*args, **kwargs)
+        _warn_once(f"{name}: no native kernel for {device.type} tensors, computing on the CPU")
+        op = getattr(getattr(torch.ops, NAMESPACE), name).default
+        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), op(*args, **kwargs))
+
+    return call
+
+
+def _has_native_cpu() -> bool:
+    return importlib.util.find_spec(f"{NAMESPACE}._C") is not None
+
+
 @functools.cache
-def _log_reference_once(name: str, device_type: str) -> None:
-    _logger.warning("%s: no native kernel for %s tensors, using the slow reference", name, device_type)
+def _warn_once(message: str) -> None:
+    _logger.warning(message)
 
 
 def load_backends() -> dict[str, str]:
@@ -54,7 +71,7 @@ def load_backends() -> dict[str, str]:
     A module that is there but cannot be loaded is an error, never a silent fallback.
     """
     found = {}
-    if importlib.util.find_spec(f"{NAMESPACE}._C") is None:
+    if not _has_native_cpu():
         found["cpu"] = "not built: the float64 reference serves CPU tensors"
     else:
         importlib.import_module(f"{NAMESPACE}._C")

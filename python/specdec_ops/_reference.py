@@ -21,7 +21,7 @@ from specdec_ops._status import Status
 Float64Array = npt.NDArray[np.float64]
 
 #: Temperatures below this are greedy.
-GREEDY_TEMPERATURE = 1e-5
+GREEDY_TEMPERATURE = float(np.float32(1e-5))
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 
@@ -88,8 +88,9 @@ def read_row(logits: Tensor, temperature: float, vocab_size: int) -> Row:
     if np.isneginf(x).all():
         return Row(one_hot, -math.inf, argmax, Status.MASKED_TARGET)
     greedy = not temperature >= GREEDY_TEMPERATURE
-    scaled = np.where(np.isneginf(x), -np.inf, (x - x.max()) / (1.0 if greedy else temperature))
-    weights = np.exp(scaled)
+    masked = np.isneginf(x)
+    distance = np.where(masked, 0.0, x - x.max()) / (1.0 if greedy else temperature)
+    weights = np.where(masked, 0.0, np.exp(distance))
     total = weights.sum()
     logsumexp = float(x.max()) / (1.0 if greedy else temperature) + math.log(total)
     return Row(one_hot if greedy else weights / total, logsumexp, argmax, Status.OK)

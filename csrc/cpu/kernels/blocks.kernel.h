@@ -68,9 +68,9 @@ float tree_sum(float* lanes) {
   return lanes[0];
 }
 
-/// Copies n < kBlockSize elements as float32, padded with -inf to whole rows; returns their number.
+/// Copies n <= kBlockSize elements as float32, padded to whole rows; returns their number.
 template <class T>
-int pad_block(const T* x, int n, float* padded) {
+int pad_block(const T* x, int n, float* padded, float padding = -__builtin_inff()) {
   int i = 0;
   for (; i + F32::kLanes <= n; i += F32::kLanes) store(padded + i, load(x + i));
   if (i < n) {
@@ -79,7 +79,7 @@ int pad_block(const T* x, int n, float* padded) {
     store(padded + i, load(tail));
   }
   const int rows = (n + kNumLanes - 1) / kNumLanes;
-  for (i = n; i < rows * kNumLanes; ++i) padded[i] = -__builtin_inff();
+  for (i = n; i < rows * kNumLanes; ++i) padded[i] = padding;
   return rows;
 }
 
@@ -164,7 +164,7 @@ struct ProbsOfLogits {
   }
 };
 
-/// Probabilities that came as they are, negative ones as 0. NaN stays NaN.
+/// Probabilities that came as they are, negative ones as 0; NaN for what is not finite.
 template <class T>
 struct GivenProbs {
   using Element = T;
@@ -172,7 +172,7 @@ struct GivenProbs {
 
   void step(int i, F32 (&probs)[kInStep]) const {
     load_step(x + i, probs);
-    for (int u = 0; u < kInStep; ++u) probs[u] = max(set1(0.0f), probs[u]);
+    for (int u = 0; u < kInStep; ++u) probs[u] = max(set1(0.0f), add(probs[u], sub(probs[u], probs[u])));
   }
 };
 
@@ -232,27 +232,42 @@ int first_equal(const T* x, int rows, float value) {
   return rows * kNumLanes;
 }
 
-/// Sum of a chunk in token order.
-double chunk_sum(const float* weights) {
-  double sum = 0.0;
-  for (int i = 0; i < kChunkSize; ++i) sum = sum + static_cast<double>(weights[i]);
-  return sum;
+/// Sums of the chunks of a block, each in token order; returns their sum in order. A row's chunks
+/// side by side, since each addition waits for the one before it in its chunk.
+double chunk_sums(const float* weights, int rows, double* sums) {
+  constexpr int kChunksPerRow = kNumLanes / kChunkSize;
+  double total = 0.0;
+  for (int row = 0; row < rows; ++row) {
+    const float* first = weights + row * kNumLanes;
+    double partial[kChunksPerRow] = {};
+    for (int i = 0; i < kChunkSize; ++i) {
+      for (int c = 0; c < kChunksPerRow; ++c) {
+        partial[c] = partial[c] + static_cast<double>(first[c * kChunkSize + i]);
+      }
+    }
+    for (int c = 0; c < kChunksPerRow; ++c) {
+      sums[row * kChunksPerRow + c] = partial[c];
+      total = total + partial[c];
+    }
+  }
+  return total;
 }
 
 /// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight.
 int pick_in_block(const float* weights, int rows, double draw) {
+  double sums[kBlockSize / kChunkSize];
+  chunk_sums(weights, rows, sums);
   const int n = rows * kNumLanes;
   double prefix = 0.0;
-  for (int chunk = 0; chunk < n; chunk += kChunkSize) {
-    const double sum = chunk_sum(weights + chunk);
-    if (prefix + sum > draw) {
+  for (int begin = 0; begin < n; begin += kChunkSize) {
+    if (prefix + sums[begin / kChunkSize] > draw) {
       double inside = 0.0;
-      for (int i = chunk; i < chunk + kChunkSize; ++i) {
+      for (int i = begin; i < begin + kChunkSize; ++i) {
         inside = inside + static_cast<double>(weights[i]);
         if (prefix + inside > draw) return i;
       }
     }
-    prefix = prefix + sum;
+    prefix = prefix + sums[begin / kChunkSize];
   }
   int last = n - 1;
   while (last > 0 && !(weights[last] > 0.0f)) --last;

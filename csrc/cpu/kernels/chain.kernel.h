@@ -22,15 +22,15 @@ auto visit_block(const void* row, DType dtype, int64_t begin, int n, float* padd
   }
 }
 
-/// Copies a block as float32, padded with -inf to whole rows; returns their number.
-int float_block(const RowRef& row, int64_t begin, int n, float* padded) {
+/// Copies a block as float32, padded to whole rows; returns their number.
+int float_block(const RowRef& row, int64_t begin, int n, float* padded, float padding) {
   switch (row.dtype) {
     case DType::kBFloat16:
-      return pad_block(static_cast<const BFloat16*>(row.data) + begin, n, padded);
+      return pad_block(static_cast<const BFloat16*>(row.data) + begin, n, padded, padding);
     case DType::kFloat16:
-      return pad_block(static_cast<const Float16*>(row.data) + begin, n, padded);
+      return pad_block(static_cast<const Float16*>(row.data) + begin, n, padded, padding);
     default:
-      return pad_block(static_cast<const float*>(row.data) + begin, n, padded);
+      return pad_block(static_cast<const float*>(row.data) + begin, n, padded, padding);
   }
 }
 
@@ -120,8 +120,9 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
                           static_cast<const float*>(phase.draft_row.data));
     }
   }
-  *rows = float_block(phase.row, begin, n, padded_target);
-  float_block(phase.draft_row, begin, n, padded_draft);
+  const bool probs = run.params->draft_law == DraftLawKind::kProbs;
+  *rows = float_block(phase.row, begin, n, padded_target, -__builtin_inff());
+  float_block(phase.draft_row, begin, n, padded_draft, probs ? 0.0f : -__builtin_inff());
   return residual_of_elements(run, phase, block, static_cast<const float*>(padded_target),
                               static_cast<const float*>(padded_draft), *rows, residual);
 }
@@ -246,8 +247,9 @@ struct Request {
     phase.stats = lane.draft_stats;
     run_phase(run, lane, phase);
     residual->draft_stats = lane.draft_stats;
-    return row_law_from_blocks(draft_scale, row_max_from_blocks(lane.draft_stats, run.num_blocks),
-                               lane.draft_stats, run.num_blocks);
+    const RowMax row = row_max_from_blocks(lane.draft_stats, run.num_blocks);
+    const RowLaw law = row_law_from_blocks(draft_scale, row, lane.draft_stats, run.num_blocks);
+    return row_law_from_logsumexp(draft_scale, law.logsumexp);
   }
 
   /// Masses of p by block.
@@ -309,9 +311,8 @@ struct Request {
       for (int block = 0; block < run.num_blocks; ++block) {
         if (!touches(final, draft, x, block)) continue;
         const int rows = sparse_residual_of_block(*residual, final, draft, x, block, weights);
-        double mass = 0.0;
-        for (int i = 0; i < rows * kNumLanes; i += kChunkSize) mass = mass + chunk_sum(weights + i);
-        lane.masses[block] = mass;
+        double sums[kBlockSize / kChunkSize];
+        lane.masses[block] = chunk_sums(weights, rows, sums);
       }
     }
     double total = total_mass();

@@ -66,7 +66,10 @@ const Isa* find(const char* name) {
   return nullptr;
 }
 
-const char* cap() { return std::getenv("SPECDEC_OPS_CPU_ISA"); }
+const char* cap() {
+  const char* name = std::getenv("SPECDEC_OPS_CPU_ISA");
+  return name == nullptr || *name == '\0' ? nullptr : name;
+}
 
 std::atomic<Isa>& current() {
   static std::atomic<Isa> isa = [] {

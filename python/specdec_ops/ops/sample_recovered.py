@@ -65,7 +65,7 @@ def sample_recovered(
 
     Returns:
         A :class:`SampleRecoveredOutput`. Where rounding leaves no mass in the difference the token
-        comes from the target law; an unusable draft law counts as none of it.
+        comes from the target law. ``status`` tells of draft laws that are not usable.
 
     Raises:
         RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.

@@ -119,8 +119,7 @@ def verify_chain(
     """
     batch = leading_size(cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
-        counts = cu_num_draft_tokens.tolist() if batch > 0 else [0, 0]
-        max_num_draft_tokens = max(end - begin for begin, end in itertools.pairwise(counts))
+        max_num_draft_tokens = _largest_count(cu_num_draft_tokens)
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -152,6 +151,14 @@ def verify_chain(
         next(remaining) if return_logprobs else None,
         next(remaining) if return_accept_probs else None,
     )
+
+
+def _largest_count(cu_num_draft_tokens: Tensor) -> int:
+    """The largest count; 0 for what is no list of them, which the op then reports by name."""
+    if cu_num_draft_tokens.dim() != 1 or cu_num_draft_tokens.is_floating_point():
+        return 0
+    ends = cu_num_draft_tokens.tolist()
+    return max((end - begin for begin, end in itertools.pairwise(ends)), default=0)
 
 
 def _fake(
