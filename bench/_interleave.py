@@ -50,12 +50,13 @@ def input_sets(case: Case, smoke: bool) -> list[Inputs]:
     return [first] + [make_inputs(case, i) for i in range(1, count)]
 
 
+@torch.inference_mode()
 def measure(calls: Mapping[str, Sequence[Call]], repeats: int) -> Timings:
     """Times ``calls[name][i]``, the implementation ``name`` on input set i, ``repeats`` times each.
 
     In a round every implementation runs once, each on another set and in rotating order. Before each call,
     off the clock, torch's threads get something to do: in an engine they come from the lm_head's product,
-    awake, and not from the serial code of whichever rival went before.
+    awake, and not from the serial code of whichever rival went before. In inference mode, as engines are.
     """
     names = list(calls)
     num_sets = len(calls[names[0]])

@@ -109,23 +109,44 @@ def draft_error(law: _reference.DraftLaw, draft: int, probs: Any) -> Float64Arra
         return np.nan_to_num(probs * relative_error(gap))
 
 
-def _recovered_is_near(p: Law, q: Law | None, x: int, one_hot: bool, u: float) -> bool:
-    """Whether rounding can change the token that is drawn after draft ``x`` was rejected.
-
-    ``one_hot`` where the draft law is, or where q(x) is not usable; q is None where only its other
-    entries are not.
-    """
-    if one_hot:
+def recovered_is_near(p: Law, law: _reference.DraftLaw, draft: int, x: int, draws: _reference.Draws) -> bool:
+    """Whether rounding can change the token that is drawn after draft ``x`` was rejected."""
+    if law.is_one_hot or math.isnan(law.prob_of(draft, x)):
         without = Law(p.probs.copy(), p.error.copy())
         without.probs[x] = without.error[x] = 0.0
-        return pick_is_near(without if without.probs.sum() > 0 else p, u)
+        return pick_is_near(without if without.probs.sum() > 0 else p, draws(0))
+    probs = law.probs_of(draft)
+    q = None if probs is None else Law(probs, draft_error(law, draft, probs))
+    last = 0
+    if draws.given is None and law.support_ids is None:
+        for attempt in range(_reference.THINNING_ATTEMPTS):
+            if pick_is_near(p, draws(2 * attempt)):
+                return True
+            y = _reference.pick(p.probs, draws(2 * attempt))
+            q_of_y = law.prob_at(draft, y)
+            if not math.isfinite(q_of_y):
+                return False
+            u, p_of_y = draws(2 * attempt + 1), p.probs[y]
+            slack = (1 - u) * p.error[y] + (q.error[y] if q is not None else relative_error(100) * q_of_y)
+            if abs(u * p_of_y - (p_of_y - q_of_y)) <= slack + TINY:
+                return True
+            if u * p_of_y < p_of_y - q_of_y:
+                return False
+        last = 2 * _reference.THINNING_ATTEMPTS
     if q is None or (p.probs == q.probs).all():
-        return pick_is_near(p, u)
+        return pick_is_near(p, draws(last))
     difference, error = p.probs - q.probs, p.error + q.error
     left = Law(np.maximum(difference, 0.0), np.where(difference > -error, error, 0.0))
     if not (difference > -error)[error > 0].any():
-        return pick_is_near(p, u)
-    return bool(left.probs.sum() <= 2 * left.error.sum()) or pick_is_near(left, u)
+        return pick_is_near(p, draws(last))
+    return bool(left.probs.sum() <= 2 * left.error.sum()) or pick_is_near(left, draws(last))
+
+
+def draws_of(arguments: dict[str, Any], uniforms: str, request: int, slot: int = 0) -> _reference.Draws:
+    if arguments.get(uniforms) is not None:
+        return _reference.Draws(float(arguments[uniforms][request]))
+    seed, position = _value(arguments, "seeds", request, 0), _value(arguments, "positions", request, 0)
+    return _reference.Draws(None, seed, position + slot)
 
 
 def coin(arguments: dict[str, Any], request: int, slot: int, draft: int) -> float:
@@ -170,27 +191,20 @@ def _slot_is_near(
     if row.status != Status.OK:
         return False
     x = int(arguments["draft_token_ids"][draft]) if i < num_drafts else -1
-    q, one_hot = None, True
     is_draft = 0 <= x < law.vocab_size
     if is_draft:
         left, slack = coin(arguments, r, i, draft), 0.0
-        one_hot = law.is_one_hot or math.isnan(law.prob_of(draft, x))
-        if not one_hot:
+        if not (law.is_one_hot or math.isnan(law.prob_of(draft, x))):
             probs = law.probs_of(draft)
             if probs is not None:
-                q = Law(probs, draft_error(law, draft, probs))
-                slack = left * q.error[x]
+                slack = left * draft_error(law, draft, probs)[x]
             left *= law.prob_of(draft, x)
         if p.probs[x] > 0 and abs(left - p.probs[x]) <= slack + p.error[x] + TINY:
             return True
     if not is_last:
         return False
-    if arguments.get("recovered_uniforms") is not None:
-        u = float(arguments["recovered_uniforms"][r])
-    else:
-        seed, position = _value(arguments, "seeds", r, 0), _value(arguments, "positions", r, 0)
-        u = _reference.uniform(seed, _reference.Stream.TARGET, 0, position + i)
-    return _recovered_is_near(p, q, x, one_hot, u) if is_draft else pick_is_near(p, u)
+    draws = draws_of(arguments, "recovered_uniforms", r, slot=i)
+    return recovered_is_near(p, law, draft, x, draws) if is_draft else pick_is_near(p, draws(0))
 
 
 def same_bits(left: Tensor | None, right: Tensor | None) -> bool:
@@ -320,19 +334,13 @@ def assert_recovered_matches(actual: Any, arguments: dict[str, Any], *, max_near
         temperature = float(_value(arguments, "temperature", r, 1.0))
         law = draft_law(arguments, r, temperature, size)
         row, p = rows(r, temperature)
-        u = _value(arguments, "uniforms", r)
-        if u is None:
-            seed, position = _value(arguments, "seeds", r, 0), _value(arguments, "positions", r, 0)
-            u = _reference.uniform(seed, _reference.Stream.TARGET, 0, position)
+        draws = draws_of(arguments, "uniforms", r)
         if row.status != Status.OK or temperature < _reference.GREEDY_TEMPERATURE:
             is_near = False
         elif not 0 <= x < size:
-            is_near = pick_is_near(p, u)
+            is_near = pick_is_near(p, draws(0))
         else:
-            one_hot = law.is_one_hot or math.isnan(law.prob_of(r, x))
-            probs = None if one_hot else law.probs_of(r)
-            q = None if probs is None else Law(probs, draft_error(law, r, probs))
-            is_near = _recovered_is_near(p, q, x, one_hot, u)
+            is_near = recovered_is_near(p, law, r, x, draws)
         num_near += is_near
         if not is_near:
             assert int(actual.token_ids[r]) == int(expected.token_ids[r])

@@ -22,7 +22,7 @@ def test_matches_reference_at_sizes_around_lanes_and_blocks(
     native: Implementation, vocab_size: int, draft_law: str
 ) -> None:
     """A9: the sizes go through every tile edge."""
-    arguments = inputs.chain([3, 0, 1, 4, 2], vocab_size, draft_law, seed=vocab_size)
+    arguments = inputs.chain([3, 0, 1, 4, 2], vocab_size, draft_law, seed=vocab_size + 1)
     margins.assert_chain_matches(native.verify_chain(**arguments, **EXTRAS), arguments)
 
 
@@ -49,7 +49,7 @@ def test_matches_reference_for_every_dtype(
 @pytest.mark.parametrize("draft_law", inputs.DRAFT_LAWS)
 def test_matches_reference_over_many_requests(default_native: Implementation, draft_law: str) -> None:
     counts = [r % 6 for r in range(300)]
-    arguments = inputs.chain(counts, 33, draft_law, seed=5, support=4)
+    arguments = inputs.chain(counts, 33, draft_law, seed=6, support=4)
     out = default_native.verify_chain(**arguments, **EXTRAS)
     margins.assert_chain_matches(out, arguments)
     assert 0.15 < out.num_accepted.sum().item() / sum(counts) < 0.95

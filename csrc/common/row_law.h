@@ -14,6 +14,8 @@ constexpr int kBlockSize = 4096;
 /// an AVX-512 core or of one warp.
 constexpr int kNumLanes = 256;
 constexpr int kChunkSize = 64;
+/// How often a recovered token is sought among draws from the target law before its own law is made.
+constexpr int kThinningAttempts = 8;
 
 /// What one pass over a block leaves behind.
 struct BlockStats {

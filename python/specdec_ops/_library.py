@@ -36,6 +36,7 @@ def define(schema: str, *, fake: Callable[..., Any], reference: Callable[..., An
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
     _library.impl(name, _fallback(name, reference), "CompositeExplicitAutograd")
+    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 

@@ -117,9 +117,14 @@ class DraftLaw(NamedTuple):
 
     def prob_of(self, draft: int, x: int) -> float:
         """q(x) of a draft; NaN if the law is unusable or cannot have produced x."""
-        probs = self._probs(draft)
-        q = float(probs[x]) if probs is not None else math.nan
+        q = self.prob_at(draft, x)
         return q if math.isfinite(q) and q > 0 else math.nan
+
+    def prob_at(self, draft: int, token: int) -> float:
+        """The law's entry for an id, negative ones as 0; not finite if the law or the entry is not."""
+        probs = self._probs(draft)
+        q = float(probs[token]) if probs is not None else math.nan
+        return 0.0 if q < 0 and math.isfinite(q) else q
 
     def probs_of(self, draft: int) -> Float64Array | None:
         """The law of one draft row, None if it is not finite."""
@@ -157,14 +162,30 @@ class DraftLaw(NamedTuple):
         return not self.has_law or (self.probs is None and self.support_ids is None)
 
 
-class Outcome(NamedTuple):
-    """What becomes of one draft."""
+class Draws(NamedTuple):
+    """Where the uniforms of a recovered, bonus or sampled token come from."""
 
-    accepted: bool
-    #: What to draw from if it is rejected.
-    weights: Float64Array
-    status: Status
-    accept_prob: float = math.nan
+    #: The caller's, or None.
+    given: float | None
+    seed: int = 0
+    position: int = 0
+
+    def __call__(self, number: int) -> float:
+        """Number ``number`` of the uniforms at the position."""
+        return (
+            self.given if self.given is not None else uniform(self.seed, Stream.TARGET, number, self.position)
+        )
+
+
+def draws_of(
+    uniforms: Tensor | None, seeds: Tensor | None, positions: Tensor | None, request: int, slot: int = 0
+) -> Draws:
+    """The uniforms of one request at the position of a slot; 0 where a greedy request has none."""
+    if uniforms is not None:
+        return Draws(float(uniforms[request]))
+    if seeds is None or positions is None:
+        return Draws(0.0)
+    return Draws(None, int(seeds[request]), int(positions[request]) + slot)
 
 
 def residual(p: Float64Array, q: Float64Array) -> Float64Array:
@@ -173,28 +194,42 @@ def residual(p: Float64Array, q: Float64Array) -> Float64Array:
     return weights if weights.sum() > 0 else p
 
 
-def recover(p: Float64Array, x: int, law: DraftLaw, draft: int) -> tuple[Float64Array, Status]:
-    """What to draw from once draft ``x`` of target law ``p`` is rejected."""
+#: How often a recovered token is sought among draws from the target law before its own law is made.
+THINNING_ATTEMPTS = 8
+
+
+def recover(p: Float64Array, x: int, law: DraftLaw, draft: int, draws: Draws) -> tuple[int, Status]:
+    """The token in place of draft ``x`` of target law ``p``, which was rejected."""
     without_draft = p.copy()
     without_draft[x] = 0.0
     if not without_draft.any():
         without_draft = p
     if law.is_one_hot:
-        return without_draft, Status.OK
+        return pick(without_draft, draws(0)), Status.OK
     if math.isnan(law.prob_of(draft, x)):
         # The one-hot law is exact for every drafter.
-        return without_draft, Status.UNUSABLE_DRAFT_LAW
+        return pick(without_draft, draws(0)), Status.UNUSABLE_DRAFT_LAW
+    last = 0
+    if draws.given is None and law.support_ids is None:
+        # Thinning: a token of p that is kept with probability max(p - q, 0) / p has the residual's law.
+        for attempt in range(THINNING_ATTEMPTS):
+            y = pick(p, draws(2 * attempt))
+            q_of_y = law.prob_at(draft, y)
+            if not math.isfinite(q_of_y):
+                return y, Status.UNUSABLE_DRAFT_LAW
+            if draws(2 * attempt + 1) * p[y] < p[y] - q_of_y:
+                return y, Status.OK
+        last = 2 * THINNING_ATTEMPTS
     q = law.probs_of(draft)
-    return (p, Status.UNUSABLE_DRAFT_LAW) if q is None else (residual(p, q), Status.OK)
+    if q is None:
+        return pick(p, draws(last)), Status.UNUSABLE_DRAFT_LAW
+    return pick(residual(p, q), draws(last)), Status.OK
 
 
 def judge(
-    p: Float64Array, x: int, u: float, law: DraftLaw, draft: int, greedy: bool, *, needs_q: bool = False
-) -> Outcome:
-    """Accepts or rejects draft ``x`` of target law ``p`` by the coin ``u``."""
-    if greedy:
-        accepted = bool(p[x] > 0)
-        return Outcome(accepted, p, Status.OK, float(accepted))
+    p: Float64Array, x: int, u: float, law: DraftLaw, draft: int, *, needs_q: bool = False
+) -> tuple[bool, float]:
+    """Whether draft ``x`` of target law ``p`` is accepted by the coin ``u``, and ``min(1, p / q)``."""
     # No q is above 1: a coin below p accepts whatever q is.
     accepted = bool(u < p[x])
     accept_prob = float(p[x]) if law.is_one_hot else math.nan
@@ -202,6 +237,4 @@ def judge(
         q = law.prob_of(draft, x)
         accepted = accepted or bool(u * q < p[x])
         accept_prob = float(np.minimum(1.0, p[x] / q))
-    if accepted:
-        return Outcome(True, p, Status.OK, accept_prob)
-    return Outcome(False, *recover(p, x, law, draft), accept_prob)
+    return accepted, accept_prob

@@ -187,11 +187,14 @@ struct Request {
     return uniform(at(params.seeds, index), Stream::kAccept, slot, at(params.positions, index));
   }
 
-  double final_uniform(int64_t slot) const {
+  /// The given uniform, or number `draw` of those at the position of the slot.
+  double final_uniform(int64_t slot, int64_t draw) const {
     if (params.final_uniforms) return at(params.final_uniforms, index);
-    const bool by_position = params.final_stream == Stream::kTarget;
-    return uniform(at(params.seeds, index), params.final_stream, by_position ? 0 : params.final_slot,
-                   at(params.positions, index) + (by_position ? slot : 0));
+    const int64_t position = at(params.positions, index);
+    if (params.final_stream == Stream::kDraft) {
+      return uniform(at(params.seeds, index), Stream::kDraft, params.final_slot, position);
+    }
+    return uniform(at(params.seeds, index), Stream::kTarget, draw, position + slot);
   }
 
   static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
@@ -227,16 +230,20 @@ struct Request {
       }
     } else {
       residual->draft_row = row_of(params.draft, draft, draft_scale);
-      const float value = element(residual->draft_row.data, residual->draft_row.dtype, x);
-      if (params.draft_law == DraftLawKind::kProbs) {
-        q = static_cast<double>(value);
-      } else {
+      if (params.draft_law == DraftLawKind::kLogits) {
         residual->draft_law = draft_row_law(draft, residual);
         if (!residual->draft_law.usable()) return __builtin_nan("");
-        q = residual->draft_law.prob(value);
       }
+      q = dense_prob(*residual, x);
     }
     return q > 0.0 && is_finite(q) ? q : __builtin_nan("");
+  }
+
+  /// The draft row's probability of an id, not finite where the row is not usable.
+  double dense_prob(const Phase& residual, int64_t id) const {
+    const float value = element(residual.draft_row.data, residual.draft_row.dtype, id);
+    if (params.draft_law == DraftLawKind::kLogits) return residual.draft_law.prob(value);
+    return is_finite(static_cast<double>(value)) && value < 0.0f ? 0.0 : static_cast<double>(value);
   }
 
   RowLaw draft_row_law(int64_t draft, Phase* residual) {
@@ -299,32 +306,8 @@ struct Request {
     return final == Final::kSupportResidual && support_touches(draft, block);
   }
 
-  /// Draws the recovered, bonus or sampled token.
-  int64_t draw(Phase* residual, Final final, int64_t draft, int64_t x, int64_t slot, Status* status) {
-    float weights[kBlockSize];
-    if (final == Final::kDenseResidual) {
-      residual->kind = Phase::kResidual;
-      residual->masses = lane.masses;
-      run_phase(run, lane, *residual);
-    } else {
-      target_masses(residual->law);
-      for (int block = 0; block < run.num_blocks; ++block) {
-        if (!touches(final, draft, x, block)) continue;
-        const int rows = sparse_residual_of_block(*residual, final, draft, x, block, weights);
-        double sums[kBlockSize / kChunkSize];
-        lane.masses[block] = chunk_sums(weights, rows, sums);
-      }
-    }
-    double total = total_mass();
-    if (!(total > 0.0)) {
-      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
-      if (total != total) *status = Status::kUnusableDraftLaw;
-      final = Final::kTarget;
-      target_masses(residual->law);
-      total = total_mass();
-    }
-
-    const double threshold = final_uniform(slot) * total;
+  /// The token at `threshold` of the masses by block.
+  int64_t pick(const Phase& residual, Final final, int64_t draft, int64_t x, double threshold) {
     double prefix = 0.0, rest = __builtin_inf();
     int chosen = 0;
     for (int block = 0; block < run.num_blocks; ++block) {
@@ -339,22 +322,71 @@ struct Request {
     }
 
     int rows;
+    float weights[kBlockSize];
     if (final == Final::kDenseResidual) {
-      residual_of_block(run, *residual, chosen, weights, &rows);
+      residual_of_block(run, residual, chosen, weights, &rows);
     } else if (touches(final, draft, x, chosen)) {
-      rows = sparse_residual_of_block(*residual, final, draft, x, chosen, weights);
+      rows = sparse_residual_of_block(residual, final, draft, x, chosen, weights);
     } else {
       // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
       const float max = lane.target_stats[chosen].max;
       float padded[kBlockSize];
-      rows = visit_block(residual->row.data, residual->row.dtype, static_cast<int64_t>(chosen) * kBlockSize,
-                         block_length(run, chosen), padded, [&](const auto* x, int n) {
-                           write_probs(ProbsOfLogits(x, max, residual->law.scale, 1.0f), n, weights);
+      rows = visit_block(residual.row.data, residual.row.dtype, static_cast<int64_t>(chosen) * kBlockSize,
+                         block_length(run, chosen), padded, [&](const auto* logits, int n) {
+                           write_probs(ProbsOfLogits(logits, max, residual.law.scale, 1.0f), n, weights);
                            return n;
                          });
-      rest = rest / residual->law.prob(max);
+      rest = rest / residual.law.prob(max);
     }
     return static_cast<int64_t>(chosen) * kBlockSize + pick_in_block(weights, rows, rest);
+  }
+
+  /// A recovered token without a pass over the rows: a token of p is kept with probability
+  /// max(p - q, 0) / p, which gives the law of the residual exactly. -1 after too many attempts.
+  int64_t thin(const Phase& residual, int64_t slot, Status* status) {
+    target_masses(residual.law);
+    const double total = total_mass();
+    for (int attempt = 0; attempt < kThinningAttempts; ++attempt) {
+      const int64_t y = pick(residual, Final::kTarget, -1, -1, final_uniform(slot, 2 * attempt) * total);
+      const double p = residual.law.prob(element(residual.row.data, residual.row.dtype, y));
+      const double q = dense_prob(residual, y);
+      if (!is_finite(q)) *status = Status::kUnusableDraftLaw;
+      if (!is_finite(q) || final_uniform(slot, 2 * attempt + 1) * p < p - q) return y;
+    }
+    return -1;
+  }
+
+  /// Draws the recovered, bonus or sampled token.
+  int64_t draw(Phase* residual, Final final, int64_t draft, int64_t x, int64_t slot, Status* status) {
+    int64_t draw_number = 0;
+    if (final == Final::kDenseResidual) {
+      if (!params.final_uniforms) {
+        const int64_t token = thin(*residual, slot, status);
+        if (token >= 0) return token;
+        draw_number = 2 * kThinningAttempts;
+      }
+      residual->kind = Phase::kResidual;
+      residual->masses = lane.masses;
+      run_phase(run, lane, *residual);
+    } else {
+      target_masses(residual->law);
+      for (int block = 0; block < run.num_blocks; ++block) {
+        if (!touches(final, draft, x, block)) continue;
+        float weights[kBlockSize];
+        const int rows = sparse_residual_of_block(*residual, final, draft, x, block, weights);
+        double sums[kBlockSize / kChunkSize];
+        lane.masses[block] = chunk_sums(weights, rows, sums);
+      }
+    }
+    double total = total_mass();
+    if (!(total > 0.0)) {
+      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
+      if (total != total) *status = Status::kUnusableDraftLaw;
+      final = Final::kTarget;
+      target_masses(residual->law);
+      total = total_mass();
+    }
+    return pick(*residual, final, draft, x, final_uniform(slot, draw_number) * total);
   }
 
   void emit(int64_t slot, int64_t token) const {

@@ -144,18 +144,13 @@ def _reference_sample_recovered(
             vocab_size=size,
         )
         row = _reference.read_row(target_logits[r], t, size)
-        weights, status = row.probs, row.status
+        draws = _reference.draws_of(uniforms, seeds, positions, r)
+        token, status = _reference.pick(row.probs, draws(0)), row.status
         if status == Status.OK and not 0 <= x < size:
             status = Status.OK if x == -1 else Status.INVALID_DRAFT_ID
         elif status == Status.OK and t >= _reference.GREEDY_TEMPERATURE:
-            weights, status = _reference.recover(row.probs, x, law, r)
-        if uniforms is not None:
-            u = float(uniforms[r])
-        elif seeds is not None and positions is not None:
-            u = _reference.uniform(int(seeds[r]), _reference.Stream.TARGET, 0, int(positions[r]))
-        else:
-            u = 0.0
-        tokens.append(_reference.pick(weights, u))
+            token, status = _reference.recover(row.probs, x, law, r, draws)
+        tokens.append(token)
         statuses.append(int(status))
     return draft_token_ids.new_tensor(tokens), draft_token_ids.new_tensor(statuses, dtype=torch.int32)
 

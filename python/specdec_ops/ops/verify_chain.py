@@ -242,35 +242,37 @@ def _reference_verify_chain(
             row = _reference.read_row(target_logits[row_index], t, size)
             logsumexp[row_index] = row.logsumexp
             x = int(draft_token_ids[draft]) if i < num_drafts else -1
-            outcome = _reference.Outcome(False, row.probs, row.status)
-            if i < num_drafts and 0 <= x < size and row.status == Status.OK:
+            draws = _reference.draws_of(recovered_uniforms, seeds, positions, r, slot=i)
+            valid = i < num_drafts and 0 <= x < size and row.status == Status.OK
+            found, accepted = row.status, False
+            if valid and not t >= _reference.GREEDY_TEMPERATURE:
+                accepted = x == row.argmax
+                accept_probs[draft] = float(accepted)
+            elif valid:
                 if accept_uniforms is not None:
                     u = float(accept_uniforms[draft])
                 elif seeds is not None and positions is not None:
                     u = _reference.uniform(int(seeds[r]), _reference.Stream.ACCEPT, i, int(positions[r]))
                 else:
                     u = 0.0
-                greedy = not t >= _reference.GREEDY_TEMPERATURE
-                outcome = _reference.judge(row.probs, x, u, law, draft, greedy, needs_q=return_accept_probs)
-                accept_probs[draft] = outcome.accept_prob
-            elif i < num_drafts and x != -1 and row.status == Status.OK:
-                outcome = outcome._replace(status=Status.INVALID_DRAFT_ID)
-            if outcome.accepted:
+                accepted, accept_probs[draft] = _reference.judge(
+                    row.probs, x, u, law, draft, needs_q=return_accept_probs
+                )
+            if accepted:
                 token = x
-            elif recovered_uniforms is not None:
-                token = _reference.pick(outcome.weights, float(recovered_uniforms[r]))
-            elif seeds is not None and positions is not None:
-                u = _reference.uniform(int(seeds[r]), _reference.Stream.TARGET, 0, int(positions[r]) + i)
-                token = _reference.pick(outcome.weights, u)
+            elif valid and t >= _reference.GREEDY_TEMPERATURE:
+                token, found = _reference.recover(row.probs, x, law, draft, draws)
             else:
-                token = row.argmax
+                token = _reference.pick(row.probs, draws(0))
+                if i < num_drafts and x != -1 and not valid and row.status == Status.OK:
+                    found = Status.INVALID_DRAFT_ID
             token_ids[r, i] = token
             if row.status == Status.OK:
                 usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
                 logprobs[r, i] = float(target_logits[row_index, token]) / usable_t - row.logsumexp
-            if not outcome.accepted:
+            if not accepted:
                 num_accepted[r] = i
-                status[r] = int(outcome.status)
+                status[r] = int(found)
                 break
 
     extras = (
