@@ -115,3 +115,9 @@ def test_sampled_tokens_are_pinned(implementation: Implementation) -> None:
         logits, temperature=0.8, seeds=torch.arange(8), positions=torch.arange(8) * 100
     )
     assert out.token_ids.tolist() == [284, 747, 509, 761, 763, 406, 848, 899]
+
+
+def test_a_seed_may_be_given_as_an_unsigned_number(native: Implementation) -> None:
+    logits, positions = torch.zeros(2, 5000), torch.tensor([3, 4])
+    signed = native.sample(logits, seeds=-2, positions=positions).token_ids
+    assert torch.equal(native.sample(logits, seeds=(1 << 64) - 2, positions=positions).token_ids, signed)

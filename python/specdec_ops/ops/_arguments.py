@@ -9,18 +9,20 @@ from torch import Tensor
 
 
 @overload
-def per_request(value: Tensor | float, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+def per_request(value: Tensor | float, batch: int, dtype: torch.dtype, beside: Tensor) -> Tensor: ...
 @overload
 def per_request(
-    value: Tensor | float | None, batch: int, dtype: torch.dtype, device: torch.device
+    value: Tensor | float | None, batch: int, dtype: torch.dtype, beside: Tensor
 ) -> Tensor | None: ...
 def per_request(
-    value: Tensor | float | None, batch: int, dtype: torch.dtype, device: torch.device
+    value: Tensor | float | None, batch: int, dtype: torch.dtype, beside: Tensor
 ) -> Tensor | None:
-    """One value for each request: tensors pass through, a number is repeated."""
+    """One value for each request: tensors pass through, a number is repeated on the device of ``beside``."""
     if value is None or isinstance(value, Tensor):
         return value
-    return torch.full((max(batch, 0),), value, dtype=dtype, device=device)
+    if dtype == torch.int64 and value >= 1 << 63:
+        value -= 1 << 64  # a seed whose 64 bits were given as an unsigned number
+    return torch.full((max(batch, 0),), value, dtype=dtype, device=beside.device)
 
 
 def leading_size(tensor: Tensor) -> int:

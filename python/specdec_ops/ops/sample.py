@@ -79,8 +79,8 @@ def sample(
     return SampleOutput(
         *_op(
             logits,
-            per_request(temperature, batch, torch.float32, logits.device),
-            seeds=per_request(seeds, batch, torch.int64, logits.device),
+            per_request(temperature, batch, torch.float32, logits),
+            seeds=per_request(seeds, batch, torch.int64, logits),
             positions=positions,
             draft_slot=draft_slot,
             uniforms=uniforms,

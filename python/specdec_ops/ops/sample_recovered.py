@@ -81,20 +81,19 @@ def sample_recovered(
         [1]
     """
     num_drafts = leading_size(draft_token_ids)
-    device = target_logits.device
     return SampleRecoveredOutput(
         *_op(
             target_logits,
             draft_token_ids,
-            per_request(temperature, num_drafts, torch.float32, device),
+            per_request(temperature, num_drafts, torch.float32, target_logits),
             draft_logits=draft_logits,
             draft_probs=draft_probs,
             draft_logsumexp=draft_logsumexp,
             draft_support_ids=draft_support_ids,
             draft_support_logprobs=draft_support_logprobs,
-            draft_temperature=per_request(draft_temperature, num_drafts, torch.float32, device),
+            draft_temperature=per_request(draft_temperature, num_drafts, torch.float32, target_logits),
             has_draft_law=has_draft_law,
-            seeds=per_request(seeds, num_drafts, torch.int64, device),
+            seeds=per_request(seeds, num_drafts, torch.int64, target_logits),
             positions=positions,
             uniforms=uniforms,
             vocab_size=vocab_size,

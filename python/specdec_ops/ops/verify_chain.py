@@ -120,28 +120,31 @@ def verify_chain(
     batch = leading_size(cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
         max_num_draft_tokens = _largest_count(cu_num_draft_tokens)
+    # By position: twenty keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
         cu_num_draft_tokens,
-        per_request(temperature, batch, torch.float32, target_logits.device),
+        per_request(temperature, batch, torch.float32, target_logits),
         max_num_draft_tokens,
-        draft_logits=draft_logits,
-        draft_probs=draft_probs,
-        draft_logsumexp=draft_logsumexp,
-        draft_support_ids=draft_support_ids,
-        draft_support_logprobs=draft_support_logprobs,
-        draft_temperature=per_request(draft_temperature, batch, torch.float32, target_logits.device),
-        has_draft_law=has_draft_law,
-        seeds=per_request(seeds, batch, torch.int64, target_logits.device),
-        positions=positions,
-        accept_uniforms=accept_uniforms,
-        recovered_uniforms=recovered_uniforms,
-        vocab_size=vocab_size,
-        return_logsumexp=return_logsumexp,
-        return_logprobs=return_logprobs,
-        return_accept_probs=return_accept_probs,
+        draft_logits,
+        draft_probs,
+        draft_logsumexp,
+        draft_support_ids,
+        draft_support_logprobs,
+        per_request(draft_temperature, batch, torch.float32, target_logits),
+        has_draft_law,
+        per_request(seeds, batch, torch.int64, target_logits),
+        positions,
+        accept_uniforms,
+        recovered_uniforms,
+        vocab_size,
+        return_logsumexp,
+        return_logprobs,
+        return_accept_probs,
     )
+    if not extras:
+        return VerifyChainOutput(token_ids, num_accepted, status)
     remaining = iter(extras)
     return VerifyChainOutput(
         token_ids,
@@ -167,11 +170,21 @@ def _fake(
     cu_num_draft_tokens: Tensor,
     temperature: Tensor,
     max_num_draft_tokens: int,
-    *,
+    draft_logits: Tensor | None = None,
+    draft_probs: Tensor | None = None,
+    draft_logsumexp: Tensor | None = None,
+    draft_support_ids: Tensor | None = None,
+    draft_support_logprobs: Tensor | None = None,
+    draft_temperature: Tensor | None = None,
+    has_draft_law: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    accept_uniforms: Tensor | None = None,
+    recovered_uniforms: Tensor | None = None,
+    vocab_size: int | None = None,
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
-    **_: object,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     batch = cu_num_draft_tokens.shape[0] - 1
     width = max_num_draft_tokens + 1
@@ -196,7 +209,6 @@ def _reference_verify_chain(
     cu_num_draft_tokens: Tensor,
     temperature: Tensor,
     max_num_draft_tokens: int,
-    *,
     draft_logits: Tensor | None = None,
     draft_probs: Tensor | None = None,
     draft_logsumexp: Tensor | None = None,
@@ -283,7 +295,7 @@ def _reference_verify_chain(
 
 _op = define(
     "verify_chain(Tensor target_logits, Tensor draft_token_ids, Tensor cu_num_draft_tokens, "
-    "Tensor temperature, SymInt max_num_draft_tokens, *, Tensor? draft_logits=None, "
+    "Tensor temperature, SymInt max_num_draft_tokens, Tensor? draft_logits=None, "
     "Tensor? draft_probs=None, Tensor? draft_logsumexp=None, Tensor? draft_support_ids=None, "
     "Tensor? draft_support_logprobs=None, Tensor? draft_temperature=None, Tensor? has_draft_law=None, "
     "Tensor? seeds=None, Tensor? positions=None, Tensor? accept_uniforms=None, "
