@@ -8,6 +8,8 @@ TORCH ?= 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VLLM ?= 0.32.0
 FLOOR_VENV ?= .venv-torch-floor
+# Named after the version, so that asking for another one installs it.
+TORCH_STAMP = $(VENV)/.torch-$(TORCH)
 PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
@@ -66,7 +68,7 @@ bench-peers: .venv-vllm/.package  ## the same against vLLM, in .venv-vllm
 wheel: dist/.wheel  ## build the wheel into dist/
 	@ls dist/*.whl
 
-sdist: $(VENV)/.torch  ## build the source distribution into dist/
+sdist: $(TORCH_STAMP)  ## build the source distribution into dist/
 	rm -f dist/specdec_ops-*.tar.gz
 	$(PY) -c "import setuptools.build_meta as b; b.build_sdist('dist')" >/dev/null
 	@ls dist/*.tar.gz
@@ -101,14 +103,14 @@ define install_torch
 	  || $(1) -m pip -qq install torch==$(TORCH) numpy;; esac
 endef
 
-$(VENV)/.torch:
+$(TORCH_STAMP):
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed')"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(call install_torch,$(PY))
 	$(PIP) install "setuptools>=77" ninja
-	@touch $@
+	@rm -f $(VENV)/.torch-*; touch $@
 
-dist/.wheel: $(PACKAGE_FILES) $(VENV)/.torch
+dist/.wheel: $(PACKAGE_FILES) $(TORCH_STAMP)
 	rm -rf build/lib* build/bdist* dist/specdec_ops-*.whl
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@touch $@
