@@ -43,9 +43,8 @@ def _laws(inputs: Inputs) -> dict[str, Any]:
 def must_read(inputs: Inputs) -> list[Tensor]:
     """Target rows up to the deciding one, and the draft rows that those decisions need.
 
-    A draft row is needed for the difference of laws after a rejection, and for its logsumexp unless that is
-    given or the coin is below p, where no q rejects. The second read of a rejected position's rows comes
-    from cache and does not count.
+    A draft row is needed for its logsumexp, unless that is given or the coin is below p, where no q rejects.
+    A recovered token needs no row of its own.
     """
     k = inputs.case.num_drafts
     output = specdec(inputs)(return_logprobs=True)
@@ -59,7 +58,7 @@ def must_read(inputs: Inputs) -> list[Tensor]:
         for slot in range(min(accepted + 1, k)):
             p = math.exp(output.logprobs[request, slot])
             coin = uniform(int(inputs.seeds[request]), Stream.ACCEPT, slot, int(inputs.positions[request]))
-            if slot == accepted or (inputs.draft_logsumexp is None and coin >= p):
+            if inputs.draft_logsumexp is None and (slot == accepted or coin >= p):
                 rows.append(inputs.draft_logits[first_draft + slot])
     return rows
 

@@ -259,7 +259,7 @@ def check_distributions(
     contexts = repetitive_contexts(NUM_CONTEXTS)
     counts: dict[str, list[list[Counter[int]]]] = {name: [[], []] for name in names}
     with tqdm(total=len(contexts) * len(names), desc="two-sample test", unit="sample", disable=None) as bar:
-        for context in contexts:
+        for c, context in enumerate(contexts):
             for i, name in enumerate(names):
                 openings = sample_openings(
                     target,
@@ -267,7 +267,7 @@ def check_distributions(
                     context,
                     num_tokens=num_tokens,
                     temperature=options.temperature,
-                    first_seed=options.seed + (i + 1) * 10**6,
+                    first_seed=options.seed + (i + 1) * 10**6 + c * 10**8,
                     rounds=CONTEXT_ROUNDS,
                 )
                 for position in range(2):

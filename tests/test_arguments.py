@@ -210,7 +210,11 @@ VERIFY_CHAIN_CASES = [
         {"max_num_draft_tokens": 1},
         "max_num_draft_tokens must be at least the largest count, got 1 for a request with 2 drafts",
     ),
-    ({"max_num_draft_tokens": -1}, "max_num_draft_tokens must be at least 0, got -1"),
+    ({"max_num_draft_tokens": -1}, "max_num_draft_tokens must be in [0, 2^31 - 1), got -1"),
+    (
+        {"max_num_draft_tokens": 2**63 - 1},
+        "max_num_draft_tokens must be in [0, 2^31 - 1), got 9223372036854775807",
+    ),
     ({"target_logits": torch.zeros(5, 5, dtype=F64)}, f"target_logits must be {ROWS} float64"),
     ({"target_logits": torch.zeros(25)}, "target_logits must be [num_drafts + batch, width], got shape [25]"),
     (
@@ -272,6 +276,10 @@ SAMPLE_CASES = [
     ({"logits": torch.zeros(2, 5, 1)}, "logits must be [batch, width], got shape [2, 5, 1]"),
     ({"logits": torch.zeros(5, 2).t()}, "logits must have a contiguous last dimension, got stride 2"),
     ({"logits": torch.zeros(2, 0)}, "logits must have at least one column, got shape [2, 0]"),
+    (
+        {"draft_slot": 0, "seeds": None, "positions": None, "uniforms": torch.zeros(2)},
+        "draft_slot and uniforms must be at most one, got both",
+    ),
     ({"draft_slot": -1}, "draft_slot must be in [0, 2^31), got -1"),
     ({"draft_slot": 2**31}, "draft_slot must be in [0, 2^31), got 2147483648"),
     ({"token_dtype": torch.int16}, "token_dtype must be int32 or int64, got int16"),

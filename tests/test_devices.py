@@ -3,6 +3,7 @@
 import pytest
 import specdec_ops
 import torch
+from specdec_ops import _library
 
 OTHER_DEVICES = ["cuda"] if torch.cuda.is_available() else []
 
@@ -35,3 +36,43 @@ def test_every_op_gives_the_results_of_the_cpu_on_the_device_of_its_tensors(devi
     for there, here in zip(results(device), results("cpu"), strict=True):
         assert there.device.type == device
         torch.testing.assert_close(there.cpu(), here, rtol=0, atol=0, equal_nan=True)
+
+
+class TestWithoutAKernel:
+    """What serves a device that has no kernel, called directly: tensors that say they are elsewhere."""
+
+    class Elsewhere(torch.Tensor):
+        """A tensor of the CPU that names another device until it is copied to the CPU."""
+
+        device = torch.device("xpu:0")
+
+        def cpu(self) -> torch.Tensor:
+            return self.as_subclass(torch.Tensor)
+
+    def test_tensors_go_by_way_of_the_cpu(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        returned: list[object] = []
+        monkeypatch.setattr(
+            torch.Tensor, "to", lambda tensor, device: returned.append(device) or tensor, raising=True
+        )
+        _library._warn_once.cache_clear()
+        call = _library._fallback("count_accepted", lambda *_: pytest.fail("the reference was called"))
+        ids = torch.tensor([[5, 6, -1]])
+        accepted, emitted = call(ids.as_subclass(self.Elsewhere))
+        assert (accepted.tolist(), emitted.tolist()) == ([1], [2])
+        assert returned == [torch.device("xpu:0")] * 2
+        assert "count_accepted: no native kernel for xpu tensors, computing on the CPU" in caplog.text
+
+    def test_the_reference_serves_where_nothing_was_built(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_library, "_has_native_cpu", lambda: False)
+        call = _library._fallback("count_accepted", lambda ids: ids + 1)
+        assert call(torch.tensor([1])).tolist() == [2]
+
+    def test_mixed_devices_are_refused(self) -> None:
+        call = _library._fallback("sample", lambda *_: pytest.fail("the reference was called"))
+        elsewhere = torch.zeros(1).as_subclass(self.Elsewhere)
+        with pytest.raises(
+            RuntimeError, match=r"sample: every tensor must be on xpu:0 like the first, got cpu"
+        ):
+            call(elsewhere, torch.zeros(1))

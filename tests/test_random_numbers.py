@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import specdec_ops
 import torch
 from implementations import Implementation
 from specdec_ops import _reference
@@ -121,3 +122,11 @@ def test_a_seed_may_be_given_as_an_unsigned_number(native: Implementation) -> No
     logits, positions = torch.zeros(2, 5000), torch.tensor([3, 4])
     signed = native.sample(logits, seeds=-2, positions=positions).token_ids
     assert torch.equal(native.sample(logits, seeds=(1 << 64) - 2, positions=positions).token_ids, signed)
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, 0.5], ids=str)
+def test_a_seed_that_is_no_64_bit_integer_is_refused(seed: float) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"sample: seeds must be a tensor or an integer in \[-2\^63, 2\^64\), got"
+    ):
+        specdec_ops.sample(torch.zeros(1, 4), seeds=seed, positions=torch.tensor([0]))

@@ -8,6 +8,7 @@ import inputs
 import margins
 import pytest
 import torch
+from chi_square import p_value
 from implementations import Implementation
 from specdec_ops import Status
 
@@ -99,3 +100,52 @@ def test_docstring_example(implementation: Implementation) -> None:
         torch.tensor([[0.0, 0.0]]), torch.tensor([0]), uniforms=torch.tensor([0.25])
     )
     assert out.token_ids.tolist() == [1]
+
+
+def nearly_equal_laws(num_drafts: int, vocab_size: int, noise: float) -> inputs.Arguments:
+    """p and q so close that most draws from p are refused, and the residual itself has to be made."""
+    generator = torch.Generator().manual_seed(3)
+    target = torch.randn(1, vocab_size, generator=generator)
+    draft = target + noise * torch.randn(1, vocab_size, generator=generator)
+    return {
+        "target_logits": target.expand(num_drafts, -1),
+        "draft_logits": draft.expand(num_drafts, -1),
+        "draft_token_ids": torch.zeros(num_drafts, dtype=torch.int64),
+        "seeds": torch.arange(num_drafts),
+        "positions": torch.full((num_drafts,), 12),
+    }
+
+
+@pytest.mark.parametrize(("vocab_size", "noise"), [(7, 0.02), (5000, 0.2)])
+def test_matches_reference_where_thinning_gives_up(
+    native: Implementation, vocab_size: int, noise: float
+) -> None:
+    arguments = nearly_equal_laws(60, vocab_size, noise)
+    margins.assert_recovered_matches(native.sample_recovered(**arguments), arguments, max_near=2)
+
+
+def test_law_of_the_residual_where_thinning_gives_up(default_native: Implementation) -> None:
+    arguments = nearly_equal_laws(1 << 18, 7, 0.02)
+    p = torch.softmax(arguments["target_logits"][0].double(), 0)
+    residual = (p - torch.softmax(arguments["draft_logits"][0].double(), 0)).clamp(min=0)
+    kept_in_eight = 1 - (1 - residual.sum()) ** 8
+    assert kept_in_eight < 0.2
+    tokens = default_native.sample_recovered(**arguments).token_ids
+    counts = torch.bincount(tokens, minlength=7).numpy()
+    assert p_value(counts, (residual / residual.sum()).numpy()) > 1e-6
+    assert p_value(counts, p.numpy()) < 1e-6
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["own", "given"])
+def test_a_draft_row_of_huge_logits_gives_no_law(implementation: Implementation, given: bool) -> None:
+    logits = torch.full((1, 4), 3e9)
+    out = implementation.sample_recovered(
+        torch.zeros(1, 4),
+        torch.tensor([2]),
+        draft_logits=logits,
+        draft_logsumexp=torch.logsumexp(logits.double(), -1) if given else None,
+        seeds=1,
+        positions=torch.tensor([0]),
+    )
+    assert out.status.tolist() == [Status.UNUSABLE_DRAFT_LAW]
+    assert out.token_ids.item() != 2

@@ -5,11 +5,13 @@
 #   tools/test_elsewhere.sh WHEEL [WHEELHOUSE]
 #
 # Needs python3 with torch, and g++. WHEELHOUSE holds wheels of pytest, hypothesis, pytest-benchmark and
-# pybind11 with what they need, for machines that reach no package index.
+# pybind11 with what they need, all of which are installed, for machines that reach no package index. Left
+# out are the tests that need pip, the demo's packages or a clone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 site=$(mktemp -d)
 build=$(mktemp -d)
+trap 'rm -rf "$site" "$build"' EXIT
 python3 -m pip install -q --no-deps --no-compile --target "$site" "$1" ${2:+--no-index "$2"/*.whl}
 export PYTHONPATH="$build:$site" PYTHONDONTWRITEBYTECODE=1
 

@@ -27,6 +27,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Te
   checks.require(seeds || uniforms || !any_sampling(params),
                  "seeds and positions, or uniforms, must be given unless every row is greedy, got neither");
   if (draft_slot) {
+    checks.require(!uniforms, "draft_slot and uniforms must be at most one, got both");
     checks.require(*draft_slot >= 0 && *draft_slot <= INT32_MAX, "draft_slot must be in [0, 2^31), got ",
                    *draft_slot);
     params.final_stream = Stream::kDraft;

@@ -35,8 +35,8 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   params.target = rows_view(target_logits);
   params.vocab_size = checks.vocab_size(vocab_size, target_logits, "target_logits");
 
-  checks.require(max_num_draft_tokens >= 0, "max_num_draft_tokens must be at least 0, got ",
-                 max_num_draft_tokens);
+  checks.require(max_num_draft_tokens >= 0 && max_num_draft_tokens < INT32_MAX,
+                 "max_num_draft_tokens must be in [0, 2^31 - 1), got ", max_num_draft_tokens);
   checks.require(at(params.cu_num_draft_tokens, 0) == 0, "cu_num_draft_tokens must start with 0, got ",
                  at(params.cu_num_draft_tokens, 0));
   for (int64_t r = 0; r < params.batch; ++r) {

@@ -45,7 +45,12 @@ def _fallback(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(reference)
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+        device = args[0].device
+        for tensor in (*args, *kwargs.values()):
+            if isinstance(tensor, torch.Tensor) and tensor.device != device:
+                raise RuntimeError(
+                    f"{name}: every tensor must be on {device} like the first, got {tensor.device}"
+                )
         if device.type == "cpu" or not _has_native_cpu():
             _warn_once(f"{name}: no native kernel for {device.type} tensors, using the slow reference")
             return reference(*args, **kwargs)

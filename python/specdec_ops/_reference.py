@@ -22,6 +22,8 @@ Float64Array = npt.NDArray[np.float64]
 
 #: Temperatures below this are greedy.
 GREEDY_TEMPERATURE = float(np.float32(1e-5))
+#: A draft row whose logsumexp is no smaller gives no law: probabilities from it would lose their digits.
+LARGEST_LOGSUMEXP = 1e9
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 
@@ -135,11 +137,11 @@ class DraftLaw(NamedTuple):
         size = self.vocab_size
         if self.logits is not None:
             row = read_row(self.logits[draft], self.temperature, size)
-            if self.logsumexp is None:
-                return row.probs if row.status == Status.OK else None
-            logsumexp = float(self.logsumexp[draft])
-            if not math.isfinite(logsumexp):
+            logsumexp = row.logsumexp if self.logsumexp is None else float(self.logsumexp[draft])
+            if not abs(logsumexp) < LARGEST_LOGSUMEXP:
                 return None
+            if self.logsumexp is None:
+                return row.probs
             x = self.logits[draft, :size].detach().to("cpu", torch.float64).numpy()
             return np.asarray(np.exp(x / self.temperature - logsumexp), dtype=np.float64)
         if self.probs is not None:

@@ -23,8 +23,8 @@ class Status(enum.IntEnum):
     #: A target row that decided the request has no finite logit: every id is masked.
     MASKED_TARGET = 2
     #: The draft law of the rejected position is not finite, or cannot have produced the draft (q = 0):
-    #: the draft was judged as one-hot, which is exact for every drafter. Where q was fine at the draft and
-    #: only another entry is not finite, the token is drawn from the target law.
+    #: the draft was judged as one-hot, which is exact for every drafter. Or another entry of it that the
+    #: draw of the recovered token consulted is not finite: that token comes from the target law.
     UNUSABLE_DRAFT_LAW = 3
     #: A draft id other than the padding -1 lies outside ``[0, vocab_size)``.
     INVALID_DRAFT_ID = 4

@@ -77,6 +77,7 @@ PYBIND11_MODULE(specdec_ops_native, m) {
     for (Isa isa : available_isas()) names.emplace_back(name_of(isa));
     return names;
   });
+  m.attr("thinning_attempts") = kThinningAttempts;
   m.def("philox4x32", [](uint64_t key, std::array<uint32_t, 4> c) {
     const PhiloxBlock block = philox4x32(key, {{c[0], c[1], c[2], c[3]}});
     return std::vector<uint32_t>(block.words, block.words + 4);

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import specdec_ops_native as native
+from specdec_ops import _reference
 
 LOG2E = np.log2(np.e)
 SIZES = (1, 7, 8, 15, 16, 17, 255, 256, 257, 1000, 4095, 4096)
@@ -39,6 +40,10 @@ def test_the_baseline_tier_is_always_there() -> None:
 )
 def test_philox_gives_the_known_answers_of_random123(key: int, counter: tuple, expected: tuple) -> None:
     assert tuple(native.philox4x32(key, counter)) == expected
+
+
+def test_the_reference_has_the_constants_of_the_kernels() -> None:
+    assert native.thinning_attempts == _reference.THINNING_ATTEMPTS
 
 
 def test_exp2_in_float64_is_within_its_stated_error() -> None:

@@ -20,11 +20,21 @@ def per_request(
     """One value for each request: tensors pass through, a number is repeated on the device of ``beside``."""
     if value is None or isinstance(value, Tensor):
         return value
-    if dtype == torch.int64 and value >= 1 << 63:
-        value -= 1 << 64  # a seed whose 64 bits were given as an unsigned number
     return torch.full((max(batch, 0),), value, dtype=dtype, device=beside.device)
 
 
-def leading_size(tensor: Tensor) -> int:
+def seeds_per_request(op: str, seeds: Tensor | int | None, batch: int, beside: Tensor) -> Tensor | None:
+    """One seed for each request; a number may be signed or unsigned, 64 bits either way."""
+    if seeds is None or isinstance(seeds, Tensor):
+        return seeds
+    if not isinstance(seeds, int) or not -(1 << 63) <= seeds < 1 << 64:
+        raise RuntimeError(f"{op}: seeds must be a tensor or an integer in [-2^63, 2^64), got {seeds!r}")
+    signed = seeds - (1 << 64) if seeds >= 1 << 63 else seeds
+    return per_request(signed, batch, torch.int64, beside)
+
+
+def leading_size(op: str, name: str, tensor: Tensor) -> int:
     """The first dimension; 0 without one, which the op then reports by name."""
+    if not isinstance(tensor, Tensor):
+        raise RuntimeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
     return tensor.shape[0] if tensor.dim() > 0 else 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import leading_size, per_request
+from specdec_ops.ops._arguments import leading_size, per_request, seeds_per_request
 
 
 class SampleOutput(NamedTuple):
@@ -55,7 +55,7 @@ def sample(
         positions: ``[batch]`` int32 or int64. Without ``draft_slot``: the absolute position of the
             token that is drawn. With it: that of slot 0, which ``verify_chain`` gets as ``positions``.
         draft_slot: The draft's place in its chain, 0 for the first.
-        uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds.
+        uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds and ``draft_slot``.
         vocab_size: Columns from here on are padding and never win. Default: the width.
         token_dtype: ``torch.int64`` (default) or ``torch.int32``.
 
@@ -75,12 +75,12 @@ def sample(
         >>> out.token_ids.tolist(), round(out.logprobs.item(), 4)
         ([1], -0.1269)
     """
-    batch = leading_size(logits)
+    batch = leading_size("sample", "logits", logits)
     return SampleOutput(
         *_op(
             logits,
             per_request(temperature, batch, torch.float32, logits),
-            seeds=per_request(seeds, batch, torch.int64, logits),
+            seeds=seeds_per_request("sample", seeds, batch, logits),
             positions=positions,
             draft_slot=draft_slot,
             uniforms=uniforms,

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import leading_size, per_request
+from specdec_ops.ops._arguments import leading_size, per_request, seeds_per_request
 
 
 class SampleRecoveredOutput(NamedTuple):
@@ -65,12 +65,13 @@ def sample_recovered(
 
     Returns:
         A :class:`SampleRecoveredOutput`. Where rounding leaves no mass in the difference the token
-        comes from the target law. ``status`` tells of draft laws that are not usable.
+        comes from the target law. ``status`` tells of draft laws that are
+        not usable where they were consulted.
 
     Raises:
         RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
 
-    Source: Leviathan et al., arXiv 2211.17192, algorithm 1.
+    Source: Leviathan et al., arXiv 2211.17192, algorithm 1; with seeds by von Neumann's rejection sampling.
 
     Example:
         >>> import torch, specdec_ops
@@ -80,7 +81,7 @@ def sample_recovered(
         ... ).token_ids.tolist()
         [1]
     """
-    num_drafts = leading_size(draft_token_ids)
+    num_drafts = leading_size("sample_recovered", "draft_token_ids", draft_token_ids)
     return SampleRecoveredOutput(
         *_op(
             target_logits,
@@ -93,7 +94,7 @@ def sample_recovered(
             draft_support_logprobs=draft_support_logprobs,
             draft_temperature=per_request(draft_temperature, num_drafts, torch.float32, target_logits),
             has_draft_law=has_draft_law,
-            seeds=per_request(seeds, num_drafts, torch.int64, target_logits),
+            seeds=seeds_per_request("sample_recovered", seeds, num_drafts, target_logits),
             positions=positions,
             uniforms=uniforms,
             vocab_size=vocab_size,

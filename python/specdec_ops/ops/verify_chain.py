@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import leading_size, per_request
+from specdec_ops.ops._arguments import leading_size, per_request, seeds_per_request
 
 
 class VerifyChainOutput(NamedTuple):
@@ -106,7 +106,9 @@ def verify_chain(
     Raises:
         RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
 
-    Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+    Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318. With seeds and a dense draft
+    law the recovered token is found by von Neumann's rejection sampling, which has the same law; so only the
+    entries of a draft row that are consulted can make it unusable.
 
     Example:
         >>> import torch, specdec_ops
@@ -117,7 +119,7 @@ def verify_chain(
         >>> out.token_ids.tolist(), out.num_accepted.tolist()
         ([[1, 0, 1]], [2])
     """
-    batch = leading_size(cu_num_draft_tokens) - 1
+    batch = leading_size("verify_chain", "cu_num_draft_tokens", cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
         max_num_draft_tokens = _largest_count(cu_num_draft_tokens)
     # By position: twenty keywords cost a call on one request several microseconds.
@@ -134,7 +136,7 @@ def verify_chain(
         draft_support_logprobs,
         per_request(draft_temperature, batch, torch.float32, target_logits),
         has_draft_law,
-        per_request(seeds, batch, torch.int64, target_logits),
+        seeds_per_request("verify_chain", seeds, batch, target_logits),
         positions,
         accept_uniforms,
         recovered_uniforms,
