@@ -1,8 +1,8 @@
 """The torch.library object, and the order in which backends claim an op.
 
 An op is defined where its contract is, in ``ops/<op>.py``. PyTorch's dispatcher picks the backend
-by the device of the tensors: the native kernels register themselves when ``_C`` (CPU) or
-``_C_cuda`` is imported; tensors of a device that neither serves take the way over the CPU.
+by the device of the tensors: the native kernels register themselves when ``_C`` is
+imported; tensors of a device without kernels take the way over the CPU.
 """
 
 from __future__ import annotations
