@@ -162,7 +162,7 @@ struct Request {
   bool has_law;
 
   /// What to draw from where no further draft is accepted.
-  enum class Final { kArgmax, kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
+  enum class Final { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
   Request(ChainRun& chain_run, Lane& own_lane, int64_t r)
       : run(chain_run), lane(own_lane), params(*chain_run.params), index(r) {
