@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import types
 from collections.abc import Callable, Iterator
@@ -10,10 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import specdec_ops
-from specdec_ops.ops import count_accepted as count_accepted_module
-from specdec_ops.ops import sample as sample_module
-from specdec_ops.ops import sample_recovered as sample_recovered_module
-from specdec_ops.ops import verify_chain as verify_chain_module
+from specdec_ops._library import REFERENCES
 
 Op = Callable[..., Any]
 TIERS = ("scalar", "avx2", "avx512")
@@ -21,46 +19,36 @@ TIERS = ("scalar", "avx2", "avx512")
 
 @dataclass(frozen=True)
 class Implementation:
-    """The four public functions, served by one implementation."""
+    """The public functions as attributes, served by one implementation."""
 
     name: str
-    verify_chain: Op
-    sample: Op
-    sample_recovered: Op
-    count_accepted: Op
 
     @property
     def is_native(self) -> bool:
         return self.name != "reference"
 
+    def __getattr__(self, function: str) -> Op:
+        public = getattr(specdec_ops, function)
+        return public if self.is_native else _served_by_reference(public)
 
-def _served_by(function: Op, op: Op) -> Op:
-    """A copy of a public function that calls ``op`` instead of the dispatcher."""
+
+@functools.cache
+def _served_by_reference(function: Op) -> Op:
+    """A copy of a public function that calls its op's reference instead of the dispatcher."""
     assert isinstance(function, types.FunctionType)
+    op = function.__globals__["_op"]
+    reference = REFERENCES[op._schema.name.partition("::")[2]]
     copy = types.FunctionType(
-        function.__code__, {**function.__globals__, "_op": op}, function.__name__, function.__defaults__
+        function.__code__,
+        {**function.__globals__, "_op": reference},
+        function.__name__,
+        function.__defaults__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
-REFERENCE = Implementation(
-    "reference",
-    _served_by(specdec_ops.verify_chain, verify_chain_module._reference_verify_chain),
-    _served_by(specdec_ops.sample, sample_module._reference_sample),
-    _served_by(specdec_ops.sample_recovered, sample_recovered_module._reference_sample_recovered),
-    _served_by(specdec_ops.count_accepted, count_accepted_module._reference),
-)
-
-
-def _native(name: str) -> Implementation:
-    return Implementation(
-        name,
-        specdec_ops.verify_chain,
-        specdec_ops.sample,
-        specdec_ops.sample_recovered,
-        specdec_ops.count_accepted,
-    )
+REFERENCE = Implementation("reference")
 
 
 def native_module() -> Any:
@@ -82,7 +70,7 @@ def native_names() -> list[str]:
 
 def loaded_native() -> Implementation:
     """The native kernels in the tier that was chosen when they were loaded."""
-    return _native(f"cpu-{native_module().cpu_isa()}")
+    return Implementation(f"cpu-{native_module().cpu_isa()}")
 
 
 @contextlib.contextmanager
@@ -95,6 +83,6 @@ def use(name: str) -> Iterator[Implementation]:
     before = module.cpu_isa()
     module.set_cpu_isa(name.removeprefix("cpu-"))
     try:
-        yield _native(name)
+        yield Implementation(name)
     finally:
         module.set_cpu_isa(before)

@@ -82,6 +82,10 @@ class Checks {
     dtype(tensor, name, {ScalarType::Float, ScalarType::Double}, "float32 or float64");
   }
 
+  void boolean(const Tensor& tensor, const char* name) const {
+    dtype(tensor, name, {ScalarType::Bool}, "bool");
+  }
+
   /// A vector of `size` elements, which `shape` spells out.
   void vector(const Tensor& tensor, const char* name, const char* shape, int64_t size) const {
     require(tensor.dim() == 1 && tensor.size(0) == size, name, " must be ", shape, " with ", size,

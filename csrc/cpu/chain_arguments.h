@@ -5,31 +5,12 @@
 
 #include "common/allocate.h"
 #include "common/checks.h"
+#include "common/tensor_views.h"
 #include "cpu/kernels/chain.h"
 
 /// From tensors to the parameters of the chain program: what verify_chain, sample and
 /// sample_recovered have in common.
 namespace specdec_ops::cpu {
-
-inline IntView int_view(const Tensor& tensor) {
-  const int64_t columns = tensor.dim() - 1;
-  return {tensor.const_data_ptr(), tensor.stride(columns), tensor.scalar_type() == ScalarType::Long,
-          columns > 0 ? tensor.stride(0) : 0};
-}
-
-inline RealView real_view(const Tensor& tensor) {
-  const int64_t columns = tensor.dim() - 1;
-  return {tensor.const_data_ptr(), tensor.stride(columns), tensor.scalar_type() == ScalarType::Double,
-          columns > 0 ? tensor.stride(0) : 0};
-}
-
-inline RowsView rows_view(const Tensor& tensor) {
-  const ScalarType dtype = tensor.scalar_type();
-  return {tensor.const_data_ptr(), tensor.stride(0),
-          dtype == ScalarType::Float      ? DType::kFloat32
-          : dtype == ScalarType::BFloat16 ? DType::kBFloat16
-                                          : DType::kFloat16};
-}
 
 /// The draft-law arguments of an op.
 struct DraftLawArguments {
@@ -93,10 +74,9 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
     params->draft_temperature = real_view(*law.temperature);
   }
   if (law.has_law) {
-    checks.dtype(*law.has_law, "has_draft_law", {ScalarType::Bool}, "bool");
+    checks.boolean(*law.has_law, "has_draft_law");
     checks.vector(*law.has_law, "has_draft_law", request_shape, params->batch);
-    params->has_draft_law = static_cast<const bool*>(law.has_law->const_data_ptr());
-    params->has_draft_law_stride = law.has_law->stride(0);
+    params->has_draft_law = bool_view(*law.has_law);
   }
 }
 

@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_map_only
 
 NAMESPACE = "specdec_ops"
 
+#: The reference of each op, by name.
+REFERENCES: dict[str, Callable[..., Any]] = {}
+
 _library = torch.library.Library(NAMESPACE, "DEF")
 _logger = logging.getLogger(NAMESPACE)
 
@@ -27,11 +30,13 @@ def define(schema: str, *, fake: Callable[..., Any], reference: Callable[..., An
     """Defines an op and returns its callable overload.
 
     Args:
-        schema: The op's schema, without the namespace.
+        schema: The op's schema, without the namespace. The name of an op that writes to its arguments
+            ends in ``_``.
         fake: Shapes and dtypes of the outputs, for ``torch.compile`` and ``torch.export``.
         reference: The float64 implementation, which also serves where the native module was not built.
     """
     name = schema.partition("(")[0]
+    REFERENCES[name] = reference
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
@@ -45,9 +50,10 @@ def _fallback(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(reference)
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = args[0].device
-        for tensor in (*args, *kwargs.values()):
-            if isinstance(tensor, torch.Tensor) and tensor.device != device:
+        tensors = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, torch.Tensor)]
+        device = tensors[0].device
+        for tensor in tensors:
+            if tensor.device != device:
                 raise RuntimeError(
                     f"{name}: every tensor must be on {device} like the first, got {tensor.device}"
                 )
@@ -56,8 +62,18 @@ def _fallback(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
             return reference(*args, **kwargs)
         _warn_once(f"{name}: no native kernel for {device.type} tensors, computing on the CPU")
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
-        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), op(*args, **kwargs))
+        host_args, host_kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
+        result = op(*host_args, **host_kwargs)
+        # What the op wrote to, it wrote to a copy of.
+        for i, argument in enumerate(op._schema.arguments):
+            given, copy = (
+                (args[i], host_args[i])
+                if i < len(args)
+                else (kwargs.get(argument.name), host_kwargs.get(argument.name))
+            )
+            if given is not None and argument.alias_info is not None and argument.alias_info.is_write:
+                given.copy_(copy)
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), result)
 
     return call
 

@@ -49,8 +49,7 @@ struct ChainParams {
   RealView draft_support_logprobs;
   int64_t draft_support_size = 0;
   /// May be empty: every request has the law.
-  const bool* has_draft_law = nullptr;
-  int64_t has_draft_law_stride = 0;
+  BoolView has_draft_law;
 
   RealView temperature;
   /// May be empty: the target's.

@@ -178,7 +178,7 @@ struct Request {
     draft_scale = log2_scale(draft_temperature);
     // A greedy drafter's law is one-hot at its draft, whatever its logits.
     has_law = params.draft_law != DraftLawKind::kOneHot &&
-              (params.has_draft_law == nullptr || params.has_draft_law[r * params.has_draft_law_stride]) &&
+              (!params.has_draft_law || at(params.has_draft_law, r)) &&
               !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
   }
 
