@@ -97,11 +97,29 @@ def chain(
     }
 
 
+def bonus_rows(arguments: Arguments) -> list[int]:
+    """The rows of ``target_logits`` that belong to no draft."""
+    return [int(end) + r for r, end in enumerate(arguments["cu_num_draft_tokens"][1:])]
+
+
+def without_bonus_rows(arguments: Arguments, bonus_token_ids: Tensor) -> Arguments:
+    """The same chains with bonus tokens that were drawn elsewhere."""
+    keep = torch.ones(arguments["target_logits"].shape[0], dtype=torch.bool)
+    keep[bonus_rows(arguments)] = False
+    return {
+        **arguments,
+        "target_logits": arguments["target_logits"][keep],
+        "bonus_token_ids": bonus_token_ids,
+    }
+
+
 def select_requests(arguments: Arguments, order: list[int]) -> Arguments:
     """The arguments of these requests alone, in this order."""
     cu = arguments["cu_num_draft_tokens"].tolist()
     drafts = [d for r in order for d in range(cu[r], cu[r + 1])]
     rows = [row + r for r in order for row in range(cu[r], cu[r + 1] + 1)]
+    if arguments.get("bonus_token_ids") is not None:
+        rows = drafts
     counts = [cu[r + 1] - cu[r] for r in order]
     index = {"target_logits": rows}
     for name in (
@@ -111,6 +129,7 @@ def select_requests(arguments: Arguments, order: list[int]) -> Arguments:
         "seeds",
         "positions",
         "recovered_uniforms",
+        "bonus_token_ids",
     ):
         index[name] = order
     for name in (

@@ -156,23 +156,52 @@ def coin(arguments: dict[str, Any], request: int, slot: int, draft: int) -> floa
     return _reference.uniform(seed, _reference.Stream.ACCEPT, slot, position)
 
 
+def row_of(arguments: dict[str, Any], request: int, draft: int) -> int:
+    """The row of ``target_logits`` at a draft, or at the bonus token that follows the last one."""
+    return draft + (request if arguments.get("bonus_token_ids") is None else 0)
+
+
 def near_requests(arguments: dict[str, Any], num_accepted: list[int], rows: TargetRows) -> list[bool]:
     """For each request, whether rounding can change a decision that led to the reference's result."""
     cu = arguments["cu_num_draft_tokens"].tolist()
+    window = arguments.get("fly_window_size")
     near = []
     for r, accepted in enumerate(num_accepted):
+        num_drafts = cu[r + 1] - cu[r]
         temperature = float(_value(arguments, "temperature", r, 1.0))
         law = draft_law(arguments, r, temperature, rows.size)
-        near.append(
-            temperature >= _reference.GREEDY_TEMPERATURE
-            and any(
-                _slot_is_near(
-                    arguments, rows, r, i, cu[r + 1] - cu[r], temperature, law, is_last=i == accepted
-                )
-                for i in range(accepted + 1)
+        slots = range(accepted + 1)
+        if accepted == num_drafts and arguments.get("bonus_token_ids") is not None:
+            slots = range(accepted)
+        is_near = False
+        if temperature >= _reference.GREEDY_TEMPERATURE:
+            # A look-ahead reads rows behind the one that decides.
+            ahead = range(accepted + 1, min(accepted + 1 + (window or 0), num_drafts))
+            is_near = any(
+                _slot_is_near(arguments, rows, r, i, num_drafts, temperature, law, is_last=i == accepted)
+                for i in (*slots, *ahead)
             )
-        )
+        if window is not None:
+            is_near = is_near or any(
+                _entropy_is_near(arguments, rows, row_of(arguments, r, cu[r] + i), temperature)
+                for i in range(min(accepted + 1, num_drafts - window))
+            )
+        near.append(is_near)
     return near
+
+
+def _entropy_is_near(arguments: dict[str, Any], rows: TargetRows, index: int, temperature: float) -> bool:
+    """Whether rounding can move the entropy of a row across FLy's threshold."""
+    threshold = arguments.get("fly_entropy_threshold", 0.3)
+    if threshold <= 0:
+        return False
+    _, (probs, error) = rows(index, temperature if temperature >= _reference.GREEDY_TEMPERATURE else 1.0)
+    k = arguments.get("fly_entropy_top_k", 3)
+    entropy = _reference.entropy_of_largest(probs, k)
+    largest = np.argsort(probs)[-k:]
+    largest = largest[probs[largest] > 0]
+    slack = (np.abs(1 + np.log(probs[largest])) * error[largest]).sum() + 1e-14
+    return bool(abs(entropy - threshold) <= slack)
 
 
 def _slot_is_near(
@@ -187,12 +216,13 @@ def _slot_is_near(
     is_last: bool,
 ) -> bool:
     draft = int(arguments["cu_num_draft_tokens"][r]) + i
-    row, p = rows(draft + r, temperature)
+    row, p = rows(row_of(arguments, r, draft), temperature)
     if row.status != Status.OK:
         return False
     x = int(arguments["draft_token_ids"][draft]) if i < num_drafts else -1
     is_draft = 0 <= x < law.vocab_size
-    if is_draft:
+    # A synthetic rate is compared with the coin as it is.
+    if is_draft and arguments.get("accept_rates") is None:
         left, slack = coin(arguments, r, i, draft), 0.0
         if not (law.is_one_hot or math.isnan(law.prob_of(draft, x))):
             probs = law.probs_of(draft)
@@ -257,10 +287,12 @@ def _assert_floats_match(
         num_drafts = cu[r + 1] - cu[r]
         for i in range(num_drafts + 1):
             draft = cu[r] + i
-            reached = i <= int(expected.num_accepted[r])
-            bound = rows.logsumexp_error(draft + r, temperature) if reached else 0.0
-            if actual.logsumexp is not None:
-                assert_close(actual.logsumexp[draft + r], expected.logsumexp[draft + r], bound)
+            row = row_of(arguments, r, draft)
+            has_row = i < num_drafts or arguments.get("bonus_token_ids") is None
+            reached = has_row and i <= int(expected.num_accepted[r])
+            bound = rows.logsumexp_error(row, temperature) if reached else 0.0
+            if actual.logsumexp is not None and has_row:
+                assert_close(actual.logsumexp[row], expected.logsumexp[row], bound)
             if actual.logprobs is not None:
                 want = expected.logprobs[r, i]
                 assert_close(actual.logprobs[r, i], want, bound + 1.2e-7 * abs(float(want)))
@@ -269,7 +301,7 @@ def _assert_floats_match(
                 relative = 0.0
                 if reached and given >= _reference.GREEDY_TEMPERATURE and math.isfinite(float(want)):
                     x = int(arguments["draft_token_ids"][draft])
-                    relative = _ratio_error(rows(draft + r, given)[1], law, draft, x)
+                    relative = _ratio_error(rows(row, given)[1], law, draft, x)
                 assert_close(actual.accept_probs[draft], want, float(want) * relative + TINY)
         if actual.logprobs is not None:
             assert actual.logprobs[r, num_drafts + 1 :].isnan().all()

@@ -54,6 +54,10 @@ def uniforms(accept: Any, recovered: Any) -> Arguments:
     return {"seeds": None, "positions": None, "accept_uniforms": accept, "recovered_uniforms": recovered}
 
 
+def with_bonus(bonus_token_ids: torch.Tensor) -> Arguments:
+    return {"target_logits": torch.zeros(3, 5), "bonus_token_ids": bonus_token_ids}
+
+
 def draft_law_cases(requests: str, num_requests: int) -> list[tuple[Arguments, str]]:
     elements = f"{requests} with {num_requests} elements, got shape [1]"
     return [
@@ -270,6 +274,56 @@ VERIFY_CHAIN_CASES = [
         "seeds and positions, or accept_uniforms and recovered_uniforms, must be given unless every "
         "request is greedy, got neither",
     ),
+    (
+        {"seeds": None, "positions": None, "temperature": torch.zeros(2), "accept_rates": torch.ones(2)},
+        "seeds and positions, or accept_uniforms and recovered_uniforms, must be given with accept_rates, "
+        "got neither",
+    ),
+    (with_bonus(torch.zeros(2)), f"bonus_token_ids must be {INTEGER} float32"),
+    (
+        with_bonus(torch.zeros(3, dtype=I64)),
+        "bonus_token_ids must be [batch] with 2 elements, got shape [3]",
+    ),
+    (
+        with_bonus(torch.zeros(2, 1, dtype=I64)),
+        "bonus_token_ids must be [batch] with 2 elements, got shape [2, 1]",
+    ),
+    (
+        {"bonus_token_ids": torch.zeros(2, dtype=I64)},
+        "target_logits must be [num_drafts, width] with 3 rows, got shape [5, 5]",
+    ),
+    ({"accept_rates": torch.ones(2, dtype=torch.float16)}, f"accept_rates must be {REAL} float16"),
+    (
+        {"accept_rates": torch.ones(1)},
+        "accept_rates must be [slots] with at least max_num_draft_tokens = 2 elements, got shape [1]",
+    ),
+    (
+        {"accept_rates": torch.ones(3), "max_num_draft_tokens": 4},
+        "accept_rates must be [slots] with at least max_num_draft_tokens = 4 elements, got shape [3]",
+    ),
+    (
+        {"accept_rates": torch.ones(2, 2)},
+        "accept_rates must be [slots] with at least max_num_draft_tokens = 2 elements, got shape [2, 2]",
+    ),
+    ({"accept_rates": torch.tensor([0.5, 1.5])}, "accept_rates must be in [0, 1], got 1.5 at index 1"),
+    ({"accept_rates": torch.tensor([-0.5, 1.0])}, "accept_rates must be in [0, 1], got -0.5 at index 0"),
+    ({"accept_rates": torch.tensor([0.5, 0.5, NAN])}, "accept_rates must be in [0, 1], got nan at index 2"),
+    (
+        {"accept_rates": torch.ones(2), "fly_window_size": 1},
+        "accept_rates and fly_window_size must be at most one, got both",
+    ),
+    ({"fly_window_size": 0}, "fly_window_size must be at least 1, got 0"),
+    ({"fly_window_size": -2}, "fly_window_size must be at least 1, got -2"),
+    (
+        {"fly_window_size": 1, "fly_entropy_threshold": -0.5},
+        "fly_entropy_threshold must be at least 0, got -0.5",
+    ),
+    (
+        {"fly_window_size": 1, "fly_entropy_threshold": NAN},
+        "fly_entropy_threshold must be at least 0, got nan",
+    ),
+    ({"fly_window_size": 1, "fly_entropy_top_k": 0}, "fly_entropy_top_k must be in [1, 64], got 0"),
+    ({"fly_window_size": 1, "fly_entropy_top_k": 65}, "fly_entropy_top_k must be in [1, 64], got 65"),
 ]
 SAMPLE_CASES = [
     ({"logits": torch.zeros(2, 5, dtype=I64)}, f"logits must be {ROWS} int64"),

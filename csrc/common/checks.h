@@ -7,7 +7,6 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 /// Argument checks of the torch layers, all with one message shape:
 /// "<op>: <argument> must be <expectation>, got <actual>".
@@ -44,13 +43,18 @@ inline const char* name_of(ScalarType dtype) {
   }
 }
 
-inline std::string shape_of(const Tensor& tensor) {
-  std::ostringstream out;
-  out << "shape [";
-  for (int64_t d = 0; d < tensor.dim(); ++d) out << (d == 0 ? "" : ", ") << tensor.size(d);
-  out << "]";
-  return out.str();
-}
+/// A tensor's shape as part of a message. Put into words only where the message is needed: that takes
+/// longer than all the checks of a call.
+struct ShapeOf {
+  const Tensor& tensor;
+
+  friend std::ostream& operator<<(std::ostream& out, const ShapeOf& shape) {
+    out << "shape [";
+    for (int64_t d = 0; d < shape.tensor.dim(); ++d) out << (d == 0 ? "" : ", ") << shape.tensor.size(d);
+    return out << "]";
+  }
+};
+inline ShapeOf shape_of(const Tensor& tensor) { return {tensor}; }
 
 /// The checks of one op, which names itself once.
 class Checks {

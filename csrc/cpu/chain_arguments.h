@@ -5,6 +5,7 @@
 
 #include "common/allocate.h"
 #include "common/checks.h"
+#include "common/fly.h"
 #include "common/tensor_views.h"
 #include "cpu/kernels/chain.h"
 
@@ -110,6 +111,33 @@ inline void set_uniforms(const Checks& checks, const Tensor& uniforms, const cha
     const double u = at(*view, i);
     checks.require(u >= 0.0 && u < 1.0, name, " must be in [0, 1), got ", u, " at index ", i);
   }
+}
+
+/// Synthetic acceptance: a rate for each slot.
+inline void set_accept_rates(const Checks& checks, const Tensor& rates, int64_t max_num_draft_tokens,
+                             ChainParams* params) {
+  checks.real(rates, "accept_rates");
+  checks.require(rates.dim() == 1 && rates.size(0) >= max_num_draft_tokens,
+                 "accept_rates must be [slots] with at least max_num_draft_tokens = ", max_num_draft_tokens,
+                 max_num_draft_tokens == 1 ? " element" : " elements", ", got ", shape_of(rates));
+  params->rule = Rule::kSynthetic;
+  params->accept_rates = real_view(rates);
+  for (int64_t i = 0; i < rates.size(0); ++i) {
+    const double rate = at(params->accept_rates, i);
+    checks.require(rate >= 0.0 && rate <= 1.0, "accept_rates must be in [0, 1], got ", rate, " at index ", i);
+  }
+}
+
+inline void set_fly(const Checks& checks, int64_t window_size, double entropy_threshold,
+                    int64_t entropy_top_k, ChainParams* params) {
+  checks.require(window_size >= 1, "fly_window_size must be at least 1, got ", window_size);
+  checks.require(entropy_threshold >= 0.0, "fly_entropy_threshold must be at least 0, got ",
+                 entropy_threshold);
+  checks.require(entropy_top_k >= 1 && entropy_top_k <= kMaxEntropyTopK, "fly_entropy_top_k must be in [1, ",
+                 kMaxEntropyTopK, "], got ", entropy_top_k);
+  params->fly_window_size = window_size;
+  params->fly_entropy_threshold = entropy_threshold;
+  params->fly_entropy_top_k = static_cast<int>(entropy_top_k);
 }
 
 /// Runs the program on torch's threads, with scratch memory of a size that depends on shapes alone.

@@ -15,8 +15,10 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const OptionalTensor& draft_support_ids, const OptionalTensor& draft_support_logprobs,
     const OptionalTensor& draft_temperature, const OptionalTensor& has_draft_law, const OptionalTensor& seeds,
     const OptionalTensor& positions, const OptionalTensor& accept_uniforms,
-    const OptionalTensor& recovered_uniforms, std::optional<int64_t> vocab_size, bool return_logsumexp,
-    bool return_logprobs, bool return_accept_probs) {
+    const OptionalTensor& recovered_uniforms, const OptionalTensor& bonus_token_ids,
+    const OptionalTensor& accept_rates, std::optional<int64_t> fly_window_size, double fly_entropy_threshold,
+    int64_t fly_entropy_top_k, std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs,
+    bool return_accept_probs) {
   const Checks checks("verify_chain");
   ChainParams params;
   checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens");
@@ -31,7 +33,10 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   const int64_t num_drafts = draft_token_ids.size(0);
   params.draft_token_ids = int_view(draft_token_ids);
 
-  checks.rows(target_logits, "target_logits", "[num_drafts + batch, width]", num_drafts + params.batch);
+  params.has_bonus_rows = !bonus_token_ids;
+  const int64_t num_rows = num_drafts + (params.has_bonus_rows ? params.batch : 0);
+  checks.rows(target_logits, "target_logits",
+              params.has_bonus_rows ? "[num_drafts + batch, width]" : "[num_drafts, width]", num_rows);
   params.target = rows_view(target_logits);
   params.vocab_size = checks.vocab_size(vocab_size, target_logits, "target_logits");
 
@@ -52,6 +57,18 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
                  "cu_num_draft_tokens must end with num_drafts = ", num_drafts, ", got ",
                  at(params.cu_num_draft_tokens, params.batch));
 
+  if (bonus_token_ids) {
+    checks.integer(*bonus_token_ids, "bonus_token_ids");
+    checks.vector(*bonus_token_ids, "bonus_token_ids", "[batch]", params.batch);
+    params.bonus_token_ids = int_view(*bonus_token_ids);
+  }
+  checks.require(!accept_rates || !fly_window_size,
+                 "accept_rates and fly_window_size must be at most one, got both");
+  if (accept_rates) set_accept_rates(checks, *accept_rates, max_num_draft_tokens, &params);
+  if (fly_window_size) {
+    set_fly(checks, *fly_window_size, fly_entropy_threshold, fly_entropy_top_k, &params);
+  }
+
   set_temperature(checks, temperature, "[batch]", &params);
   set_draft_law(checks,
                 {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
@@ -70,6 +87,9 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   checks.require(seeds || accept_uniforms || !any_sampling(params),
                  "seeds and positions, or accept_uniforms and recovered_uniforms, must be given unless every "
                  "request is greedy, got neither");
+  checks.require(seeds || accept_uniforms || !accept_rates || num_drafts == 0,
+                 "seeds and positions, or accept_uniforms and recovered_uniforms, must be given with "
+                 "accept_rates, got neither");
 
   params.width = max_num_draft_tokens + 1;
   Tensor token_ids =
@@ -85,7 +105,7 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     return extras.emplace_back(empty_beside(target_logits, shape, dtype)).mutable_data_ptr();
   };
   if (return_logsumexp) {
-    params.logsumexp = static_cast<double*>(add_extra({num_drafts + params.batch}, ScalarType::Double));
+    params.logsumexp = static_cast<double*>(add_extra({num_rows}, ScalarType::Double));
   }
   if (return_logprobs) {
     params.logprobs = static_cast<float*>(add_extra({params.batch, params.width}, ScalarType::Float));

@@ -105,6 +105,13 @@ def pick(weights: Float64Array, u: float) -> int:
     return int(over[0]) if over.size else int(np.flatnonzero(weights > 0)[-1])
 
 
+def entropy_of_largest(probs: Float64Array, k: int) -> float:
+    """Entropy in nats over the k largest probabilities, which are not normalised again."""
+    largest = np.sort(probs)[-k:]
+    largest = largest[largest > 0]
+    return float(-(largest * np.log(largest)).sum())
+
+
 class DraftLaw(NamedTuple):
     """The draft-law arguments of an op, for one request."""
 

@@ -9,7 +9,7 @@ class Status(enum.IntEnum):
     """What verification or sampling found in a request (docs/numerics.md has the results).
 
     Everything but ``OK`` is data that a model can produce, not an error: the op still returns a
-    valid token id.
+    valid token id, or -1 for a bonus token that the caller gave and that is none.
 
     Example:
         >>> from specdec_ops import Status
@@ -26,5 +26,6 @@ class Status(enum.IntEnum):
     #: the draft was judged as one-hot, which is exact for every drafter. Or another entry of it that the
     #: draw of the recovered token consulted is not finite: that token comes from the target law.
     UNUSABLE_DRAFT_LAW = 3
-    #: A draft id other than the padding -1 lies outside ``[0, vocab_size)``.
+    #: A draft id, or a bonus id that the caller gave, lies outside ``[0, vocab_size)`` and is not the
+    #: padding -1.
     INVALID_DRAFT_ID = 4

@@ -15,6 +15,8 @@ enum class Rule : int32_t {
   kTokenLevel,
   /// Reject every draft: what is left is the draw of a recovered token.
   kRejectAll,
+  /// Accept the draft of a slot with the probability given for the slot, whatever p and q are.
+  kSynthetic,
 };
 
 enum class DraftLawKind : int32_t {
@@ -36,6 +38,8 @@ struct ChainParams {
   IntView cu_num_draft_tokens;
   int64_t drafts_per_request = 0;
   bool has_bonus_rows = true;
+  /// May be empty; where it is not, there are no bonus rows.
+  IntView bonus_token_ids;
   /// May be empty where there are no drafts.
   IntView draft_token_ids;
 
@@ -50,6 +54,13 @@ struct ChainParams {
   int64_t draft_support_size = 0;
   /// May be empty: every request has the law.
   BoolView has_draft_law;
+
+  /// [slots], of kSynthetic.
+  RealView accept_rates;
+  /// How many drafts after a rejected one must be accepted for it to be accepted too (FLy); 0: it never is.
+  int64_t fly_window_size = 0;
+  double fly_entropy_threshold = 0.0;
+  int fly_entropy_top_k = 1;
 
   RealView temperature;
   /// May be empty: the target's.

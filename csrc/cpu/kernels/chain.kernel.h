@@ -4,45 +4,37 @@
 
 namespace {
 
+/// Calls visit with a pointer to the row's elements, as the type that they have.
+template <class Visit>
+__attribute__((always_inline)) inline auto visit_row(const void* row, DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return visit(static_cast<const BFloat16*>(row));
+    case DType::kFloat16:
+      return visit(static_cast<const Float16*>(row));
+    default:
+      return visit(static_cast<const float*>(row));
+  }
+}
+
 /// Calls visit(pointer, rows) on a block of a row, a short one padded in `padded`.
 template <class Visit>
 auto visit_block(const void* row, DType dtype, int64_t begin, int n, float* padded, const Visit& visit) {
-  const auto visit_typed = [&](const auto* data) {
+  return visit_row(row, dtype, [&](const auto* data) {
     if (n % kNumLanes == 0) return visit(data + begin, n / kNumLanes);
     const int rows = pad_block(data + begin, n, padded);
     return visit(static_cast<const float*>(padded), rows);
-  };
-  switch (dtype) {
-    case DType::kBFloat16:
-      return visit_typed(static_cast<const BFloat16*>(row));
-    case DType::kFloat16:
-      return visit_typed(static_cast<const Float16*>(row));
-    default:
-      return visit_typed(static_cast<const float*>(row));
-  }
+  });
 }
 
 /// Copies a block as float32, padded to whole rows; returns their number.
 int float_block(const RowRef& row, int64_t begin, int n, float* padded, float padding) {
-  switch (row.dtype) {
-    case DType::kBFloat16:
-      return pad_block(static_cast<const BFloat16*>(row.data) + begin, n, padded, padding);
-    case DType::kFloat16:
-      return pad_block(static_cast<const Float16*>(row.data) + begin, n, padded, padding);
-    default:
-      return pad_block(static_cast<const float*>(row.data) + begin, n, padded, padding);
-  }
+  return visit_row(row.data, row.dtype,
+                   [&](const auto* data) { return pad_block(data + begin, n, padded, padding); });
 }
 
 float element(const void* row, DType dtype, int64_t index) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return to_float(static_cast<const BFloat16*>(row)[index]);
-    case DType::kFloat16:
-      return to_float(static_cast<const Float16*>(row)[index]);
-    default:
-      return static_cast<const float*>(row)[index];
-  }
+  return visit_row(row, dtype, [&](const auto* data) { return to_float(data[index]); });
 }
 
 int block_length(const ChainRun& run, int block) {
@@ -102,23 +94,12 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
   const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
   const int n = block_length(run, block);
   float padded_target[kBlockSize], padded_draft[kBlockSize];
-  const bool alike = phase.row.dtype == phase.draft_row.dtype;
-  const auto with_typed = [&](const auto* target, const auto* draft) {
+  if (phase.row.dtype == phase.draft_row.dtype && n % kNumLanes == 0) {
     *rows = n / kNumLanes;
-    return residual_of_elements(run, phase, block, target + begin, draft + begin, *rows, residual);
-  };
-  if (alike && n % kNumLanes == 0) {
-    switch (phase.row.dtype) {
-      case DType::kBFloat16:
-        return with_typed(static_cast<const BFloat16*>(phase.row.data),
-                          static_cast<const BFloat16*>(phase.draft_row.data));
-      case DType::kFloat16:
-        return with_typed(static_cast<const Float16*>(phase.row.data),
-                          static_cast<const Float16*>(phase.draft_row.data));
-      default:
-        return with_typed(static_cast<const float*>(phase.row.data),
-                          static_cast<const float*>(phase.draft_row.data));
-    }
+    return visit_row(phase.row.data, phase.row.dtype, [&](const auto* target) {
+      const auto* draft = static_cast<decltype(target)>(phase.draft_row.data);
+      return residual_of_elements(run, phase, block, target + begin, draft + begin, *rows, residual);
+    });
   }
   const bool probs = run.params->draft_law == DraftLawKind::kProbs;
   *rows = float_block(phase.row, begin, n, padded_target, -__builtin_inff());
@@ -404,69 +385,172 @@ struct Request {
     }
   }
 
-  /// Takes one row: true if its draft is accepted, false if the request ends here.
-  bool step(int64_t slot, Status* status) {
-    const bool is_draft = slot < num_drafts;
-    const int64_t draft = first_draft + slot;
+  /// A row of the target that was read, and what became of its draft.
+  struct Row {
     Phase target;
-    target.row = row_of(params.target, first_row + slot, scale);
-    target.stats = lane.target_stats;
-    const bool needs_law = !greedy || params.logsumexp != nullptr || params.logprobs != nullptr;
-    target.kind = needs_law ? Phase::kStats : Phase::kArgmax;
-    run_phase(run, lane, target);
-    const RowMax row = row_max_from_blocks(lane.target_stats, run.num_blocks);
-    if (needs_law) {
-      target.law = row_law_from_blocks(scale, row, lane.target_stats, run.num_blocks);
-      if (params.logsumexp != nullptr) params.logsumexp[first_row + slot] = target.law.logsumexp;
-    }
+    bool has_law;
+    /// Not OK: the row holds no law.
+    Status law_status = Status::kOk;
+    /// Of the request, if it ends here.
+    Status status = Status::kOk;
+    /// -1 where there is no draft.
+    int64_t x = -1;
+    bool valid = false;
+    /// Where greedy or without a law.
+    int64_t argmax = -1;
+    Final final = Final::kTarget;
+  };
 
-    if (row.non_finite) {
-      *status = Status::kNonFiniteTarget;
-    } else if (!(row.max > -__builtin_inff())) {
-      *status = Status::kMaskedTarget;
+  Row read(int64_t slot) {
+    Row row;
+    row.target.row = row_of(params.target, first_row + slot, scale);
+    row.target.stats = lane.target_stats;
+    row.has_law = !greedy || params.logsumexp != nullptr || params.logprobs != nullptr;
+    row.target.kind = row.has_law ? Phase::kStats : Phase::kArgmax;
+    run_phase(run, lane, row.target);
+    const RowMax largest = row_max_from_blocks(lane.target_stats, run.num_blocks);
+    if (row.has_law) {
+      row.target.law = row_law_from_blocks(scale, largest, lane.target_stats, run.num_blocks);
+      if (params.logsumexp != nullptr) params.logsumexp[first_row + slot] = row.target.law.logsumexp;
     }
-    if (*status != Status::kOk) {
-      emit(slot, argmax_of(target.row, row.max));
-      emit_logprob(slot, __builtin_nan(""));
-      return false;
+    if (largest.non_finite) {
+      row.law_status = Status::kNonFiniteTarget;
+    } else if (!(largest.max > -__builtin_inff())) {
+      row.law_status = Status::kMaskedTarget;
     }
+    row.status = row.law_status;
+    if (greedy || row.law_status != Status::kOk) row.argmax = argmax_of(row.target.row, largest.max);
+    if (slot < num_drafts && row.law_status == Status::kOk) {
+      row.x = at(params.draft_token_ids, first_draft + slot);
+      row.valid = row.x >= 0 && row.x < params.vocab_size;
+      if (row.x != -1 && !row.valid) row.status = Status::kInvalidDraftId;
+    }
+    return row;
+  }
 
-    const int64_t x = is_draft ? at(params.draft_token_ids, draft) : -1;
-    const bool valid = x >= 0 && x < params.vocab_size;
-    if (is_draft && x != -1 && !valid) *status = Status::kInvalidDraftId;
-
-    bool accepted = false;
-    int64_t token = x;
-    if (greedy) {
-      const int64_t best = argmax_of(target.row, row.max);
-      accepted = valid && best == x && params.rule == Rule::kTokenLevel;
-      if (valid && params.accept_probs != nullptr) params.accept_probs[draft] = best == x ? 1.0f : 0.0f;
-      token = best;
-    } else {
-      Final final = Final::kTarget;
-      if (valid) accepted = judge(&target, draft, x, slot, &final, status);
-      if (!accepted) token = draw(&target, final, draft, x, slot, status);
-    }
+  void emit_of_row(const Row& row, int64_t slot, int64_t token) const {
     emit(slot, token);
-    if (params.logprobs != nullptr) {
-      emit_logprob(slot, target.law.log2_prob(element(target.row.data, target.row.dtype, token)) * kLn2);
+    if (params.logprobs == nullptr) return;
+    const bool usable = row.law_status == Status::kOk;
+    emit_logprob(slot, usable ? row.target.law.log2_prob(logit_of(row, token)) * kLn2 : __builtin_nan(""));
+  }
+
+  static float logit_of(const Row& row, int64_t id) {
+    return element(row.target.row.data, row.target.row.dtype, id);
+  }
+
+  /// Takes one row, or more with a look-ahead: how many drafts that accepts. 0: the request ends here.
+  int64_t step(int64_t slot, Status* status) {
+    if (slot == num_drafts && params.bonus_token_ids) {
+      *status = emit_given_bonus(slot);
+      return 0;
     }
-    return accepted;
+    Row row = read(slot);
+    if (row.valid && accepts(slot, &row)) {
+      emit_of_row(row, slot, row.x);
+      return 1;
+    }
+    if (params.fly_window_size > 0 && row.valid && defers(slot, &row)) {
+      emit_of_row(row, slot, row.x);
+      return 1 + params.fly_window_size;
+    }
+    *status = row.status;
+    const int64_t token =
+        row.argmax >= 0 ? row.argmax : draw(&row.target, row.final, first_draft + slot, row.x, slot, status);
+    emit_of_row(row, slot, token);
+    return 0;
+  }
+
+  Status emit_given_bonus(int64_t slot) const {
+    const int64_t token = at(params.bonus_token_ids, index);
+    const bool valid = token >= 0 && token < params.vocab_size;
+    emit(slot, valid ? token : -1);
+    emit_logprob(slot, __builtin_nan(""));
+    return valid || token == -1 ? Status::kOk : Status::kInvalidDraftId;
+  }
+
+  /// Whether the valid draft of a row is accepted by its own coin; otherwise what to draw from.
+  bool accepts(int64_t slot, Row* row) {
+    if (!greedy) return judge(&row->target, first_draft + slot, row->x, slot, &row->final, &row->status);
+    const bool equal = row->argmax == row->x;
+    if (params.accept_probs != nullptr) params.accept_probs[first_draft + slot] = equal ? 1.0f : 0.0f;
+    switch (params.rule) {
+      case Rule::kRejectAll:
+        return false;
+      case Rule::kSynthetic:
+        return accept_uniform(slot) < at(params.accept_rates, slot);
+      default:
+        return equal;
+    }
+  }
+
+  /// FLy: whether a rejected draft is accepted all the same, since the target is undecided at its row and
+  /// accepts the drafts of the window that follows. Emits these.
+  bool defers(int64_t slot, Row* row) {
+    const int64_t window = params.fly_window_size;
+    if (window >= num_drafts - slot || !(logit_of(*row, row->x) > -__builtin_inff())) return false;
+    if (!row->has_law) read_law(row);
+    if (!(entropy_of(*row) >= params.fly_entropy_threshold)) return false;
+    for (int64_t ahead = slot + 1; ahead <= slot + window; ++ahead) {
+      Row next = read(ahead);
+      if (!next.valid || !accepts(ahead, &next)) {
+        take_back(slot, ahead, row);
+        return false;
+      }
+      emit_of_row(next, ahead, next.x);
+    }
+    return true;
+  }
+
+  void read_law(Row* row) {
+    row->target.kind = Phase::kStats;
+    run_phase(run, lane, row->target);
+    const RowMax largest = row_max_from_blocks(lane.target_stats, run.num_blocks);
+    row->target.law = row_law_from_blocks(scale, largest, lane.target_stats, run.num_blocks);
+    row->has_law = true;
+  }
+
+  /// Entropy of a row over its most probable ids. They lie in the blocks with the largest maxima.
+  double entropy_of(const Row& row) const {
+    const int64_t k =
+        params.fly_entropy_top_k < params.vocab_size ? params.fly_entropy_top_k : params.vocab_size;
+    LargestLogits maxima(static_cast<int>(k)), largest(static_cast<int>(k));
+    for (int block = 0; block < run.num_blocks; ++block) maxima.offer(lane.target_stats[block].max);
+    for (int block = 0; block < run.num_blocks; ++block) {
+      const float max = lane.target_stats[block].max;
+      if (max < maxima.floor() || !(max > largest.floor())) continue;
+      float logits[kBlockSize];
+      const int n = block_length(run, block);
+      float_block(row.target.row, static_cast<int64_t>(block) * kBlockSize, n, logits, -__builtin_inff());
+      for (int i = 0; i < n; ++i) largest.offer(logits[i]);
+    }
+    return entropy_of_largest(row.target.law, largest);
+  }
+
+  /// Undoes a look-ahead that was rejected at slot `end`: `row` decides the request after all.
+  void take_back(int64_t slot, int64_t end, Row* row) {
+    for (int64_t ahead = slot + 1; ahead <= end && params.accept_probs != nullptr; ++ahead) {
+      params.accept_probs[first_draft + ahead] = __builtin_nanf("");
+    }
+    // The rows ahead were read into the place of this one's statistics.
+    row->target.draft_stats = nullptr;
+    if (!greedy) run_phase(run, lane, row->target);
   }
 
   /// Whether draft x is accepted; otherwise what to draw from.
   bool judge(Phase* target, int64_t draft, int64_t x, int64_t slot, Final* final, Status* status) {
     const double p = target->law.prob(element(target->row.data, target->row.dtype, x));
-    const bool may_accept = params.rule == Rule::kTokenLevel;
-    const double coin = may_accept ? accept_uniform(slot) : 1.0;
+    const bool by_law = params.rule == Rule::kTokenLevel;
+    const double coin = params.rule != Rule::kRejectAll ? accept_uniform(slot) : 1.0;
+    // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
+    const bool accepted =
+        params.rule == Rule::kSynthetic ? coin < at(params.accept_rates, slot) : by_law && coin < p;
     float* accept_prob = params.accept_probs != nullptr ? params.accept_probs + draft : nullptr;
     if (!has_law) {
       *final = Final::kTargetWithoutDraft;
       if (accept_prob != nullptr) *accept_prob = static_cast<float>(p);
-      return may_accept && coin < p;
+      return accepted;
     }
-    // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
-    const bool accepted = may_accept && coin < p;
     if (accepted && accept_prob == nullptr) return true;
     const double q = draft_prob(draft, x, target);
     if (q != q) {
@@ -477,7 +561,7 @@ struct Request {
     }
     *final = params.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
     if (accept_prob != nullptr) *accept_prob = static_cast<float>(p < q ? p / q : 1.0);
-    return accepted || (may_accept && coin * q < p);
+    return accepted || (by_law && coin * q < p);
   }
 
   void finish(int64_t num_accepted, Status status) const {
@@ -503,7 +587,7 @@ void run_request(ChainRun& run, Lane& lane, int64_t r) {
   }
   Status status = Status::kOk;
   int64_t slot = 0;
-  while (request.step(slot, &status)) ++slot;
+  while (const int64_t accepted = request.step(slot, &status)) slot += accepted;
   request.finish(slot, status);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,9 +25,11 @@ class VerifyChainOutput(NamedTuple):
     num_accepted: Tensor
     #: ``[batch]`` int32, values of :class:`specdec_ops.Status`.
     status: Tensor
-    #: ``[num_drafts + batch]`` float64, of ``logits / temperature``, NaN for rows that were not read.
+    #: One float64 for each row of ``target_logits``, of ``logits / temperature``, NaN for rows behind the
+    #: one that decided the request.
     logsumexp: Tensor | None = None
-    #: ``[batch, k + 1]`` float32, of the emitted tokens under the target law, NaN where padded.
+    #: ``[batch, k + 1]`` float32, of the emitted tokens under the target law, NaN where padded and for
+    #: a bonus token that was given.
     logprobs: Tensor | None = None
     #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached.
     accept_probs: Tensor | None = None
@@ -49,6 +52,11 @@ def verify_chain(
     positions: Tensor | None = None,
     accept_uniforms: Tensor | None = None,
     recovered_uniforms: Tensor | None = None,
+    bonus_token_ids: Tensor | None = None,
+    accept_rates: Tensor | None = None,
+    fly_window_size: int | None = None,
+    fly_entropy_threshold: float = 0.3,
+    fly_entropy_top_k: int = 3,
     vocab_size: int | None = None,
     max_num_draft_tokens: int | None = None,
     return_logsumexp: bool = False,
@@ -72,7 +80,8 @@ def verify_chain(
     Args:
         target_logits: ``[num_drafts + batch, width]`` float32, bfloat16 or float16; the last
             dimension is contiguous, rows may have any stride. For each request in turn its draft
-            rows, then its bonus row. ``-inf`` masks an id.
+            rows, then its bonus row. ``-inf`` masks an id. With ``bonus_token_ids``: ``[num_drafts,
+            width]``, without the bonus rows.
         draft_token_ids: ``[num_drafts]`` int32 or int64. -1 ends a request's drafts early. Any
             other id outside ``[0, vocab_size)`` is rejected there (``Status.INVALID_DRAFT_ID``).
         cu_num_draft_tokens: ``[batch + 1]`` int32 or int64, cumulative counts that start with 0.
@@ -93,12 +102,30 @@ def verify_chain(
             A request's tokens depend on its own rows, seed and position alone.
         accept_uniforms: ``[num_drafts]`` float32 or float64 in [0, 1), instead of seeds.
         recovered_uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds.
+        bonus_token_ids: ``[batch]`` int32 or int64, any stride: bonus tokens that the caller has drawn.
+            A request whose drafts are all accepted emits its own; one without drafts does so at once. An
+            id outside ``[0, vocab_size)`` is emitted as -1; unless it is -1 itself, the placeholder of
+            a request whose result is thrown away, ``status`` is ``Status.INVALID_DRAFT_ID``.
+        accept_rates: ``[slots]`` float32 or float64 in [0, 1], at least ``max_num_draft_tokens`` of them:
+            synthetic acceptance, for benchmarks. The draft in slot i is accepted if its coin is below
+            ``accept_rates[i]``, whatever ``p`` and ``q`` are and for greedy requests too (which then need
+            seeds or uniforms); an id outside ``[0, vocab_size)`` never is. The recovered token is drawn
+            as usual (greedy: the argmax). :mod:`specdec_ops.synthetic` makes rates. **The emitted tokens
+            do not follow the target law.**
+        fly_window_size: At least 1 switches FLy on: a rejected draft is accepted all the same if the target
+            is undecided there and accepts this many drafts that follow, each by its own coin (greedy: each
+            equals the argmax). The draft must not be masked. **The emitted tokens do not follow the target
+            law.** Not with ``accept_rates``. Default: None, off.
+        fly_entropy_threshold: In nats, default 0.3: from which entropy on the target counts as undecided.
+        fly_entropy_top_k: Over how many of the largest target probabilities, without normalising them
+            again, that entropy is taken; 1 to 64, default 3. Greedy requests: at temperature 1.
         vocab_size: Columns from here on are padding and never win. Default: the width.
         max_num_draft_tokens: The ``k`` of the output's width. Default: the largest count, which is
             read from ``cu_num_draft_tokens`` (a sync on an accelerator, a graph break in compile).
         return_logsumexp: Fill ``logsumexp``. Greedy requests: at temperature 1.
         return_logprobs: Fill ``logprobs``. Greedy requests: at temperature 1.
-        return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0.
+        return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates`` and FLy do
+            not show in it.
 
     Returns:
         A :class:`VerifyChainOutput`.
@@ -108,7 +135,8 @@ def verify_chain(
 
     Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318. With seeds and a dense draft
     law the recovered token is found by von Neumann's rejection sampling, which has the same law; so only the
-    entries of a draft row that are consulted can make it unusable.
+    entries of a draft row that are consulted can make it unusable. FLy: Li et al., arXiv 2511.22972; it and
+    synthetic acceptance as in vLLM 0.33.0 (``v1/spec_decode/fly.py``, ``v1/sample/rejection_sampler.py``).
 
     Example:
         >>> import torch, specdec_ops
@@ -122,7 +150,7 @@ def verify_chain(
     batch = leading_size("verify_chain", "cu_num_draft_tokens", cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
         max_num_draft_tokens = _largest_count(cu_num_draft_tokens)
-    # By position: twenty keywords cost a call on one request several microseconds.
+    # By position: twenty-five keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -140,6 +168,11 @@ def verify_chain(
         positions,
         accept_uniforms,
         recovered_uniforms,
+        bonus_token_ids,
+        accept_rates,
+        fly_window_size,
+        fly_entropy_threshold,
+        fly_entropy_top_k,
         vocab_size,
         return_logsumexp,
         return_logprobs,
@@ -183,6 +216,11 @@ def _fake(
     positions: Tensor | None = None,
     accept_uniforms: Tensor | None = None,
     recovered_uniforms: Tensor | None = None,
+    bonus_token_ids: Tensor | None = None,
+    accept_rates: Tensor | None = None,
+    fly_window_size: int | None = None,
+    fly_entropy_threshold: float = 0.3,
+    fly_entropy_top_k: int = 3,
     vocab_size: int | None = None,
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
@@ -222,6 +260,11 @@ def _reference_verify_chain(
     positions: Tensor | None = None,
     accept_uniforms: Tensor | None = None,
     recovered_uniforms: Tensor | None = None,
+    bonus_token_ids: Tensor | None = None,
+    accept_rates: Tensor | None = None,
+    fly_window_size: int | None = None,
+    fly_entropy_threshold: float = 0.3,
+    fly_entropy_top_k: int = 3,
     vocab_size: int | None = None,
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
@@ -229,7 +272,7 @@ def _reference_verify_chain(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     size = target_logits.shape[1] if vocab_size is None else vocab_size
     batch = cu_num_draft_tokens.shape[0] - 1
-    cu = cu_num_draft_tokens.tolist()
+    cu: list[int] = cu_num_draft_tokens.tolist()
     token_ids = draft_token_ids.new_full((batch, max_num_draft_tokens + 1), -1)
     num_accepted = draft_token_ids.new_zeros(batch, dtype=torch.int32)
     status = draft_token_ids.new_zeros(batch, dtype=torch.int32)
@@ -237,62 +280,115 @@ def _reference_verify_chain(
     logprobs = target_logits.new_full(token_ids.shape, torch.nan, dtype=torch.float32)
     accept_probs = target_logits.new_full(draft_token_ids.shape, torch.nan, dtype=torch.float32)
 
-    for r in range(batch):
-        t = float(temperature[r])
-        law = _reference.DraftLaw(
+    def first_row(r: int) -> int:
+        return cu[r] + (r if bonus_token_ids is None else 0)
+
+    def law_of(r: int) -> _reference.DraftLaw:
+        return _reference.DraftLaw(
             has_law=has_draft_law is None or bool(has_draft_law[r]),
             logits=draft_logits,
             probs=draft_probs,
             logsumexp=draft_logsumexp,
             support_ids=draft_support_ids,
             support_logprobs=draft_support_logprobs,
-            temperature=t if draft_temperature is None else float(draft_temperature[r]),
+            temperature=float(temperature[r] if draft_temperature is None else draft_temperature[r]),
             vocab_size=size,
         )
-        num_drafts = cu[r + 1] - cu[r]
-        for i in range(num_drafts + 1):
-            draft = cu[r] + i
-            row_index = draft + r
-            row = _reference.read_row(target_logits[row_index], t, size)
-            logsumexp[row_index] = row.logsumexp
-            x = int(draft_token_ids[draft]) if i < num_drafts else -1
+
+    def coin(r: int, i: int) -> float:
+        if accept_uniforms is not None:
+            return float(accept_uniforms[cu[r] + i])
+        if seeds is None or positions is None:
+            return 0.0
+        return _reference.uniform(int(seeds[r]), _reference.Stream.ACCEPT, i, int(positions[r]))
+
+    def judge(r: int, i: int) -> _Judged:
+        """Reads the row of slot i and says what its coin makes of the draft there."""
+        t, draft = float(temperature[r]), cu[r] + i
+        row = _reference.read_row(target_logits[first_row(r) + i], t, size)
+        x = int(draft_token_ids[draft]) if draft < cu[r + 1] else -1
+        if not 0 <= x < size or row.status != Status.OK:
+            return _Judged(row, x, valid=False)
+        if not t >= _reference.GREEDY_TEMPERATURE:
+            accepted = x == row.argmax
+            accept_prob = float(accepted)
+        else:
+            accepted, accept_prob = _reference.judge(
+                row.probs, x, coin(r, i), law_of(r), draft, needs_q=return_accept_probs
+            )
+        if accept_rates is not None:
+            accepted = coin(r, i) < float(accept_rates[i])
+        return _Judged(row, x, True, accepted, accept_prob)
+
+    def window_after(r: int, i: int, x: int) -> list[_Judged]:
+        """FLy: the drafts that make up for the rejection of draft x in slot i; none if they do not."""
+        if fly_window_size is None or cu[r] + i + fly_window_size >= cu[r + 1]:
+            return []
+        t, logits = float(temperature[r]), target_logits[first_row(r) + i]
+        probs = _reference.read_row(logits, t if t >= _reference.GREEDY_TEMPERATURE else 1.0, size).probs
+        undecided = _reference.entropy_of_largest(probs, fly_entropy_top_k) >= fly_entropy_threshold
+        if not undecided or float(logits[x]) == -math.inf:
+            return []
+        window = [judge(r, i + j) for j in range(1, fly_window_size + 1)]
+        return window if all(judged.accepted for judged in window) else []
+
+    for r in range(batch):
+        t, num_drafts = float(temperature[r]), cu[r + 1] - cu[r]
+        greedy = not t >= _reference.GREEDY_TEMPERATURE
+        i = 0
+        while i < num_drafts or bonus_token_ids is None:
+            judged = [judge(r, i)]
+            row, x, valid, accepted, _ = judged[0]
+            if valid and not accepted:
+                judged += window_after(r, i, x)
+                accepted = len(judged) > 1
             draws = _reference.draws_of(recovered_uniforms, seeds, positions, r, slot=i)
-            valid = i < num_drafts and 0 <= x < size and row.status == Status.OK
-            found, accepted = row.status, False
-            if valid and not t >= _reference.GREEDY_TEMPERATURE:
-                accepted = x == row.argmax
-                accept_probs[draft] = float(accepted)
-            elif valid:
-                if accept_uniforms is not None:
-                    u = float(accept_uniforms[draft])
-                elif seeds is not None and positions is not None:
-                    u = _reference.uniform(int(seeds[r]), _reference.Stream.ACCEPT, i, int(positions[r]))
-                else:
-                    u = 0.0
-                accepted, accept_probs[draft] = _reference.judge(
-                    row.probs, x, u, law, draft, needs_q=return_accept_probs
-                )
+            found = row.status
             if accepted:
                 token = x
-            elif valid and t >= _reference.GREEDY_TEMPERATURE:
-                token, found = _reference.recover(row.probs, x, law, draft, draws)
+            elif valid and not greedy:
+                token, found = _reference.recover(row.probs, x, law_of(r), cu[r] + i, draws)
             else:
                 token = _reference.pick(row.probs, draws(0))
-                if i < num_drafts and x != -1 and not valid and row.status == Status.OK:
+                if x != -1 and not valid and row.status == Status.OK:
                     found = Status.INVALID_DRAFT_ID
-            token_ids[r, i] = token
-            if row.status == Status.OK:
-                usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
-                logprobs[r, i] = float(target_logits[row_index, token]) / usable_t - row.logsumexp
+            for j, (row, x, valid, _, accept_prob) in enumerate(judged, start=i):
+                emitted = x if accepted else token
+                token_ids[r, j] = emitted
+                logsumexp[first_row(r) + j] = row.logsumexp
+                if valid:
+                    accept_probs[cu[r] + j] = accept_prob
+                if row.status == Status.OK:
+                    logit = float(target_logits[first_row(r) + j, emitted])
+                    logprobs[r, j] = logit / (1.0 if greedy else t) - row.logsumexp
             if not accepted:
-                num_accepted[r] = i
                 status[r] = int(found)
                 break
+            i += len(judged)
+        else:
+            assert bonus_token_ids is not None
+            token = int(bonus_token_ids[r])
+            if 0 <= token < size:
+                token_ids[r, i] = token
+            elif token != -1:
+                status[r] = int(Status.INVALID_DRAFT_ID)
+        num_accepted[r] = i
 
     extras = (
         [logsumexp] * return_logsumexp + [logprobs] * return_logprobs + [accept_probs] * return_accept_probs
     )
     return token_ids, num_accepted, status, extras
+
+
+class _Judged(NamedTuple):
+    """A row of the target, and what became of its draft."""
+
+    row: _reference.Row
+    x: int
+    #: Whether x is an id and the row has a law.
+    valid: bool
+    accepted: bool = False
+    accept_prob: float = math.nan
 
 
 _op = define(
@@ -301,8 +397,10 @@ _op = define(
     "Tensor? draft_probs=None, Tensor? draft_logsumexp=None, Tensor? draft_support_ids=None, "
     "Tensor? draft_support_logprobs=None, Tensor? draft_temperature=None, Tensor? has_draft_law=None, "
     "Tensor? seeds=None, Tensor? positions=None, Tensor? accept_uniforms=None, "
-    "Tensor? recovered_uniforms=None, SymInt? vocab_size=None, bool return_logsumexp=False, "
-    "bool return_logprobs=False, bool return_accept_probs=False) "
+    "Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, Tensor? accept_rates=None, "
+    "int? fly_window_size=None, float fly_entropy_threshold=0.3, int fly_entropy_top_k=3, "
+    "SymInt? vocab_size=None, bool return_logsumexp=False, bool return_logprobs=False, "
+    "bool return_accept_probs=False) "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,
     reference=_reference_verify_chain,
