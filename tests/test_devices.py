@@ -47,7 +47,7 @@ class TestWithoutAKernel:
         device = torch.device("xpu:0")
 
         def cpu(self) -> torch.Tensor:
-            return self.as_subclass(torch.Tensor)
+            return self.as_subclass(torch.Tensor).clone()
 
     def test_tensors_go_by_way_of_the_cpu(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -63,6 +63,14 @@ class TestWithoutAKernel:
         assert (accepted.tolist(), emitted.tolist()) == ([1], [2])
         assert returned == [torch.device("xpu:0")] * 2
         assert "count_accepted: no native kernel for xpu tensors, computing on the CPU" in caplog.text
+
+    def test_what_an_op_writes_to_its_copies_is_copied_back(self) -> None:
+        call = _library._fallback("expand_to_drafts_", lambda *_: pytest.fail("the reference was called"))
+        values, out = torch.tensor([5, 6]), torch.zeros(3, dtype=torch.int64)
+        there = [tensor.as_subclass(self.Elsewhere) for tensor in (values, torch.tensor([0, 1, 3]), out)]
+        assert call(*there[:2], None, None, there[2]) is None
+        assert out.tolist() == [5, 6, 6]
+        assert values.tolist() == [5, 6]
 
     def test_the_reference_serves_where_nothing_was_built(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_library, "_has_native_cpu", lambda: False)

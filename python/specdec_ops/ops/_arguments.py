@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import overload
 
 import torch
@@ -38,3 +39,17 @@ def leading_size(op: str, name: str, tensor: Tensor) -> int:
     if not isinstance(tensor, Tensor):
         raise RuntimeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
     return tensor.shape[0] if tensor.dim() > 0 else 0
+
+
+def draft_totals(cu_num_draft_tokens: Tensor, batch: int) -> list[int]:
+    """``[batch + 1]`` totals that start with 0, from either form of ``cu_num_draft_tokens``."""
+    totals: list[int] = cu_num_draft_tokens.tolist()
+    return totals if len(totals) > batch else [0, *totals]
+
+
+def largest_draft_count(cu_num_draft_tokens: Tensor, batch: int) -> int:
+    """The largest count; 0 for what is no list of them, which the op then reports by name."""
+    if not isinstance(cu_num_draft_tokens, Tensor) or cu_num_draft_tokens.dim() != 1:
+        return 0
+    totals = draft_totals(cu_num_draft_tokens, batch)
+    return max(0, *(int(end - begin) for begin, end in itertools.pairwise(totals)), 0)
