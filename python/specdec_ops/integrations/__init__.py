@@ -1,0 +1,1 @@
+"""Adapters for inference engines. Nothing else in this package knows an engine."""

@@ -1,0 +1,295 @@
+"""vLLM's V1 rejection sampler by way of ``verify_chain``: from logits to tokens in one pass.
+
+The engine calls ``RejectionSampler.forward`` with the logits of every draft and bonus row. Its own
+code copies them to float32, draws ``[batch, vocab]`` noise, makes softmax tensors and recovers a
+token for every draft; ``verify_chain`` reads the rows as they are and stops at the first rejection.
+
+A request draws one 64-bit seed a step, from its own generator if it has one; all random numbers of
+the step follow from it. So a seeded request gets the same tokens whatever shares its batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_ops.integrations.vllm import _report
+from specdec_ops.ops.sample import sample
+from specdec_ops.ops.verify_chain import verify_chain
+
+#: What a request can ask of the sampler, as far as it is known here. An engine whose metadata has
+#: more is not served by `forward`.
+KNOWN_SAMPLING_METADATA = frozenset(
+    (
+        "temperature",
+        "all_greedy",
+        "all_random",
+        "top_p",
+        "top_k",
+        "generators",
+        "max_num_logprobs",
+        "no_penalties",
+        "prompt_token_ids",
+        "frequency_penalties",
+        "presence_penalties",
+        "repetition_penalties",
+        "output_token_ids",
+        "allowed_token_ids_mask",
+        "bad_words_token_ids",
+        "logitsprocs",
+        "logprob_token_ids",
+        "spec_token_ids",
+        "thinking_budget_state_holder",
+    )
+)
+
+#: Seeds are drawn below this, the largest bound that torch.randint takes.
+_LARGEST_SEED = 2**63 - 1
+
+
+def make_forward(engine: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the replacement for ``RejectionSampler.forward``.
+
+    Args:
+        engine: The module ``vllm.v1.sample.rejection_sampler``.
+        stock: The method to hand calls over to.
+    """
+
+    def forward(
+        self: Any, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any
+    ) -> Any:
+        missing = _missing_feature(engine, self, sampling_metadata)
+        if missing:
+            _report.hand_over(missing)
+            return stock(self, metadata, draft_probs, logits, sampling_metadata)
+        _report.calls["RejectionSampler.forward"] += 1
+        batch = len(metadata.num_draft_tokens)
+        temperature = sampling_metadata.temperature
+        if sampling_metadata.all_greedy:
+            temperature = _zeros(batch, torch.float32)
+        arguments = _rule_of_sampler(self) | {
+            "cu_num_draft_tokens": _totals(tuple(metadata.num_draft_tokens)),
+            "temperature": temperature,
+            "draft_probs": draft_probs,
+            "max_num_draft_tokens": metadata.max_spec_len,
+        }
+        if not sampling_metadata.all_greedy or self.synthetic_mode:
+            arguments["seeds"] = _draw_seeds(sampling_metadata.generators, range(batch), batch)
+            arguments["positions"] = _zeros(batch, torch.int64)
+
+        if _changes_logits(engine, self, sampling_metadata):
+            target, bonus, shown = _processed_rows(engine, self, metadata, logits, sampling_metadata)
+            # At the position of its slot the bonus token has the number that verify_chain would draw.
+            arguments["bonus_token_ids"] = sample(
+                bonus,
+                temperature=temperature,
+                seeds=arguments.get("seeds"),
+                positions=None if "seeds" not in arguments else torch.tensor(metadata.num_draft_tokens),
+                token_dtype=metadata.draft_token_ids.dtype,
+            ).token_ids
+        else:
+            target, shown = _chain_rows(metadata, logits), None
+        token_ids = verify_chain(target, metadata.draft_token_ids, **arguments).token_ids
+
+        logprobs = None
+        if sampling_metadata.max_num_logprobs is not None:
+            shown_target, shown_bonus = shown or _target_and_bonus(metadata, logits)
+            logprobs = self._get_logprobs_tensors(
+                sampling_metadata.max_num_logprobs, metadata, logits, shown_target, shown_bonus, token_ids
+            )
+        return engine.SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=logprobs)
+
+    return forward
+
+
+def make_rejection_sample(engine: Any) -> Callable[..., Any]:
+    """Returns the replacement for ``rejection_sample``, which serves the calls that ``forward`` hands over.
+
+    Target logits are processed and scaled there, and the bonus tokens are drawn.
+    """
+
+    def rejection_sample(
+        draft_token_ids: Tensor,
+        num_draft_tokens: list[int],
+        max_spec_len: int,
+        cu_num_draft_tokens: Tensor,
+        draft_probs: Tensor | None,
+        target_logits: Tensor,
+        bonus_token_ids: Tensor,
+        sampling_metadata: Any,
+        synthetic_mode: bool = False,
+        synthetic_conditional_rates: Tensor | None = None,
+        use_fp64_gumbel: bool = False,
+        fly_window_size: int | None = None,
+        fly_entropy_threshold: float | None = None,
+        fly_entropy_top_k: int = 3,
+    ) -> Tensor:
+        # The random numbers have 53 bits, whatever use_fp64_gumbel asks for.
+        _report.calls["rejection_sample"] += 1
+        batch = len(num_draft_tokens)
+        rule = _rule(
+            synthetic_conditional_rates if synthetic_mode else None,
+            fly_window_size,
+            fly_entropy_threshold,
+            fly_entropy_top_k,
+        )
+        if not sampling_metadata.all_greedy or synthetic_mode:
+            # A request without drafts draws nothing, so that its generator stays as it is.
+            drafting = [r for r, count in enumerate(num_draft_tokens) if count > 0]
+            rule["seeds"] = _draw_seeds(sampling_metadata.generators, drafting, batch)
+            rule["positions"] = _zeros(batch, torch.int64)
+        temperature: Tensor | float = 0.0
+        if not sampling_metadata.all_greedy:
+            temperature = (sampling_metadata.temperature != engine.GREEDY_TEMPERATURE).to(torch.float32)
+        return verify_chain(
+            target_logits,
+            draft_token_ids,
+            _totals(tuple(num_draft_tokens)),
+            temperature=temperature,
+            draft_probs=draft_probs,
+            bonus_token_ids=bonus_token_ids.flatten(),
+            max_num_draft_tokens=max_spec_len,
+            **rule,
+        ).token_ids
+
+    return rejection_sample
+
+
+def make_init(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``RejectionSampler.__init__`` without its refusal of FLy verification on CPU."""
+
+    def __init__(
+        self: Any, sampler: Any, spec_config: Any = None, device: torch.device | None = None
+    ) -> None:
+        fly = spec_config is not None and spec_config.rejection_sample_method == "fly"
+        # CPU is where tensors go without a device, and FLy is refused for this one alone.
+        on_cpu = device is not None and device.type == "cpu"
+        stock(self, sampler, spec_config, None if fly and on_cpu else device)
+
+    return __init__
+
+
+def _missing_feature(engine: Any, sampler: Any, sampling_metadata: Any) -> str:
+    """What `forward` cannot do of what is asked; empty if it can do all of it."""
+    if type(sampler) is not engine.RejectionSampler or type(sampler.sampler) is not engine.Sampler:
+        return "samplers derived from vLLM's"
+    if sampling_metadata.logprob_token_ids:
+        return "log-probabilities of tokens that the request names"
+    holder = sampling_metadata.thinking_budget_state_holder
+    if holder is not None and holder.has_tracked_requests():
+        return "thinking budgets"
+    processors = sampling_metadata.logitsprocs
+    for processor in (*processors.argmax_invariant, *processors.non_argmax_invariant):
+        if type(processor) is not engine.MinTokensLogitsProcessor:
+            return f"logits processor {type(processor).__name__}"
+    return ""
+
+
+def _changes_logits(engine: Any, sampler: Any, sampling_metadata: Any) -> bool:
+    """Whether the request's parameters, or the logprobs that it asks for, need processed logits."""
+    truncates = not sampling_metadata.all_greedy and (
+        sampling_metadata.top_k is not None or sampling_metadata.top_p is not None
+    )
+    shows = sampling_metadata.max_num_logprobs is not None and sampler.is_processed_logprobs_mode
+    return (
+        truncates
+        or shows
+        or not sampling_metadata.no_penalties
+        or sampling_metadata.allowed_token_ids_mask is not None
+        or bool(sampling_metadata.bad_words_token_ids)
+        or any(processor.min_toks for processor in sampling_metadata.logitsprocs.non_argmax_invariant)
+    )
+
+
+def _processed_rows(
+    engine: Any, sampler: Any, metadata: Any, logits: Tensor, sampling_metadata: Any
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Draft rows and bonus rows after the engine's own processors, and the two that logprobs show."""
+    raw = _target_and_bonus(metadata, logits)
+    target, bonus = (rows.clone() for rows in raw)
+    bonus = sampler.sampler.apply_logits_processors(bonus, sampling_metadata, True)
+    target = sampler.apply_logits_processors(target, sampling_metadata, metadata)
+    shown = (target, bonus)
+    if not sampling_metadata.all_greedy:
+        each_row = torch.arange(1, bonus.shape[0] + 1, dtype=torch.int32)
+        shown = (
+            engine.apply_sampling_constraints(
+                target.clone(), metadata.cu_num_draft_tokens, sampling_metadata
+            ),
+            engine.apply_sampling_constraints(bonus.clone(), each_row, sampling_metadata),
+        )
+        # Top-k and top-p mask; the temperature stays the kernel's, as for requests without them.
+        target.masked_fill_(shown[0] == -torch.inf, -torch.inf)
+        bonus.masked_fill_(shown[1] == -torch.inf, -torch.inf)
+    return target, bonus, shown if sampler.is_processed_logprobs_mode else raw
+
+
+def _target_and_bonus(metadata: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of the draft rows and the bonus rows, float32."""
+    return (
+        logits[metadata.target_logits_indices].to(torch.float32),
+        logits[metadata.bonus_logits_indices].to(torch.float32),
+    )
+
+
+def _chain_rows(metadata: Any, logits: Tensor) -> Tensor:
+    """The rows of each request's drafts, then its bonus row: ``logits`` itself where they lie like that."""
+    target, bonus = metadata.target_logits_indices.tolist(), metadata.bonus_logits_indices.tolist()
+    rows: list[int] = []
+    first = 0
+    for count, bonus_row in zip(metadata.num_draft_tokens, bonus, strict=True):
+        rows += target[first : first + count]
+        rows.append(bonus_row)
+        first += count
+    return logits if rows == list(range(logits.shape[0])) else logits[rows]
+
+
+@functools.lru_cache(maxsize=256)
+def _totals(num_draft_tokens: tuple[int, ...]) -> Tensor:
+    """``cu_num_draft_tokens`` with its leading 0. Kept, since most steps draft alike."""
+    return torch.tensor([*itertools.accumulate(num_draft_tokens, initial=0)])
+
+
+@functools.lru_cache(maxsize=256)
+def _zeros(batch: int, dtype: torch.dtype) -> Tensor:
+    """Nobody writes to it."""
+    return torch.zeros(batch, dtype=dtype)
+
+
+def _draw_seeds(generators: dict[int, torch.Generator], drawing: list[int] | range, batch: int) -> Tensor:
+    """A fresh seed for each request, from its own generator if it has one and is ``drawing``."""
+    seeds = torch.randint(_LARGEST_SEED, (batch,))
+    for r in generators.keys() & drawing if generators else ():
+        seeds[r].random_(generator=generators[r])
+    return seeds
+
+
+def _rule_of_sampler(sampler: Any) -> dict[str, Any]:
+    # Looked up in the dictionary: a module that lacks an attribute takes long to say so.
+    own = sampler.__dict__
+    return _rule(
+        sampler.synthetic_conditional_rates if sampler.synthetic_mode else None,
+        own.get("fly_window_size"),
+        own.get("fly_entropy_threshold"),
+        own.get("fly_entropy_top_k", 3),
+    )
+
+
+def _rule(
+    rates: Tensor | None, fly_window_size: int | None, fly_entropy_threshold: float | None, fly_top_k: int
+) -> dict[str, Any]:
+    """The arguments of ``verify_chain`` for the engine's ``rejection_sample_method``."""
+    if rates is not None:
+        return {"accept_rates": rates}
+    if fly_window_size is not None:
+        return {
+            "fly_window_size": fly_window_size,
+            "fly_entropy_threshold": fly_entropy_threshold,
+            "fly_entropy_top_k": fly_top_k,
+        }
+    return {}

@@ -1,0 +1,158 @@
+"""The plug-in for vLLM around an engine that is not there, or not the one that it knows.
+
+With a real engine it is tested in tests_vllm (`make test-vllm`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from specdec_ops.integrations import vllm as plugin
+from specdec_ops.integrations.vllm import _plugin, _report
+
+Log = list[str]
+
+
+@pytest.fixture(autouse=True)
+def fresh_report() -> Iterator[None]:
+    for facts in (_report.replacements, _report.calls, _report.handed_over):
+        facts.clear()
+    yield
+    for facts in (_report.replacements, _report.calls, _report.handed_over):
+        facts.clear()
+
+
+@pytest.fixture
+def log() -> Log:
+    return []
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch, log: Log) -> Any:
+    """A stand-in for vLLM with nothing but a CPU platform."""
+
+    class Platform:
+        device_name = "cpu"
+        cpu = True
+
+        def is_cpu(self) -> bool:
+            return self.cpu
+
+        @classmethod
+        def register_triton_kernel_overrides(cls) -> None:
+            log.append(f"stock {cls.__name__}")
+
+    engine = types.ModuleType("vllm")
+    engine.__version__ = "9.9.9"  # type: ignore[attr-defined]
+    platforms = types.ModuleType("vllm.platforms")
+    platforms.current_platform = Platform()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", engine)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    return platforms.current_platform
+
+
+def test_without_vllm_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    plugin.register()
+    assert plugin.describe().startswith("vLLM cannot be imported: ")
+
+
+def test_the_command_says_that_vllm_is_not_there() -> None:
+    code = "import sys, runpy; sys.modules['vllm'] = None; sys.argv = ['specdec_ops', 'vllm']; "
+    code += "runpy.run_module('specdec_ops', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("vLLM cannot be imported")
+
+
+def test_kernels_are_replaced_after_the_platform_has_put_in_its_own(
+    platform: Any, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_plugin, "install", lambda: log.append("ours"))
+    plugin.register()
+    assert log == []
+    platform.register_triton_kernel_overrides()
+    assert log == ["stock Platform", "ours"]
+
+
+def test_registering_again_changes_nothing(platform: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plugin, "install", lambda: log.append("ours"))
+    for _ in range(3):
+        plugin.register()
+    platform.register_triton_kernel_overrides()
+    assert log == ["stock Platform", "ours"]
+
+
+def test_the_switch_leaves_the_engine_alone(platform: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_OPS_VLLM", "0")
+    monkeypatch.setattr(_plugin, "install", lambda: log.append("ours"))
+    plugin.register()
+    platform.register_triton_kernel_overrides()
+    assert log == ["stock Platform"]
+    assert plugin.describe().endswith("nothing is replaced, since SPECDEC_OPS_VLLM is 0")
+
+
+def test_other_platforms_are_left_alone(platform: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(platform), "cpu", False)
+    monkeypatch.setattr(_plugin, "install", lambda: log.append("ours"))
+    plugin.register()
+    platform.register_triton_kernel_overrides()
+    assert log == ["stock Platform"]
+    assert "nothing is replaced" in plugin.describe()
+
+
+def test_an_engine_that_is_laid_out_otherwise_keeps_its_own_code(platform: Any) -> None:
+    """Modules are missing: each group of replacements says so, and nothing is raised."""
+    text = plugin.describe()
+    assert text.startswith("vLLM 9.9.9, platform cpu\n")
+    assert list(_report.replacements) == ["kernels", "rejection_sampler", "runner"]
+    assert not any(replacement.replaced for replacement in _report.replacements.values())
+    assert text.count("not replaced, since ModuleNotFoundError") == 2
+
+
+class Owner:
+    def known(self, a: int, b: int) -> int:
+        return a + b
+
+    def grown(self, a: int, b: int, new: int = 0) -> int:
+        return a + b + new
+
+
+def ours(self: Owner, a: int, b: int, c: int = 0) -> int:
+    return -a
+
+
+def test_a_function_is_replaced_if_ours_takes_all_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Owner, "known", Owner.known)
+    stock = Owner.known
+    _plugin._replace(Owner, "engine.Owner", "known", ours)
+    assert Owner().known(1, 2) == -1
+    assert _plugin._stock(Owner, "known") is stock
+    assert _report.replacements["engine.Owner.known"] == plugin.Replacement("engine.Owner.known", True)
+
+
+def test_a_function_with_more_arguments_is_not_replaced() -> None:
+    _plugin._replace(Owner, "engine.Owner", "grown", ours)
+    assert Owner().grown(1, 2, 3) == 6
+    assert _report.replacements["engine.Owner.grown"].reason == "it takes new"
+
+
+def test_a_feature_that_is_missing_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            _report.hand_over("thinking budgets")
+    assert _report.handed_over == {"thinking budgets": 3}
+    assert [record.getMessage() for record in caplog.records] == [
+        "specdec_ops has no thinking budgets: vLLM's own code serves these calls"
+    ]
+
+
+def test_the_adapters_import_nothing_of_vllm() -> None:
+    code = "import sys; sys.modules['vllm'] = None; "
+    code += "from specdec_ops.integrations.vllm import drafting_kernels, runner, sampling_kernels"
+    subprocess.run([sys.executable, "-c", code], check=True)
