@@ -34,11 +34,12 @@ class Draft(Enum):
 
 @dataclass(frozen=True)
 class Goals:
-    """What a case must reach: speed-ups over rivals, and slowdown over the read loop."""
+    """What a case must reach: speed-ups over rivals, slowdown over the read loop, microseconds a call."""
 
     vllm: float | None = None
     vllm_argmax: float | None = None
     read_loop: float | None = 1.3
+    microseconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,16 @@ VERIFY_CHAIN = (
     Case(64, 7, Draft.DENSE, vocab_size=32_000),
     Case(8, 4, Draft.DENSE, vocab_size=128_256),
 )
+PLUGIN = (
+    Case(1, 3, Draft.DENSE, goals=Goals(vllm=30, read_loop=None)),
+    Case(16, 3, Draft.DENSE, goals=Goals(vllm=18, read_loop=None)),
+    Case(1, 3, Draft.ONE_HOT),
+    Case(16, 3, Draft.ONE_HOT),
+    Case(1, 3, Draft.GREEDY),
+    Case(16, 3, Draft.GREEDY),
+)
+#: Ops that touch no logits; an engine calls them one by one between its steps.
+PREPARATION = Case(16, 3, Draft.ONE_HOT, vocab_size=64, goals=Goals(read_loop=None, microseconds=6))
 ROWS = (
     Case(1, 0, Draft.ONE_HOT),
     Case(16, 0, Draft.ONE_HOT),

@@ -51,8 +51,10 @@ def input_sets(case: Case, smoke: bool) -> list[Inputs]:
 
 
 @torch.inference_mode()
-def measure(calls: Mapping[str, Sequence[Call]], repeats: int) -> Timings:
+def measure(calls: Mapping[str, Sequence[Call]], repeats: int, calls_per_sample: int = 1) -> Timings:
     """Times ``calls[name][i]``, the implementation ``name`` on input set i, ``repeats`` times each.
+
+    A sample is the mean of ``calls_per_sample`` calls in a row: more than 1 for calls of a few microseconds.
 
     In a round every implementation runs once, each on another set and in rotating order. Before each call,
     off the clock, torch's threads get something to do: in an engine they come from the lm_head's product,
@@ -76,8 +78,10 @@ def measure(calls: Mapping[str, Sequence[Call]], repeats: int) -> Timings:
                 call = calls[names[which]][index]
                 wake.add_(1)
                 start = time.perf_counter()
-                call()
-                samples[names[which]][index].append(time.perf_counter() - start)
+                for _ in range(calls_per_sample):
+                    call()
+                elapsed = time.perf_counter() - start
+                samples[names[which]][index].append(elapsed / calls_per_sample)
     finally:
         gc.enable()
     others = _busy_seconds() - busy - (time.process_time() - own)

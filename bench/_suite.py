@@ -43,6 +43,7 @@ class Suite:
     check: Callable[[Sequence[Inputs], Calls], Mapping[str, float]]
     #: The rows that the algorithm must read, if it reads any.
     must_read: Callable[[Inputs], Sequence[Tensor]] | None = None
+    calls_per_sample: int = 1
 
     def names(self, case: Case) -> list[str]:
         names = [OURS] + ([READ_LOOP] if self.must_read else []) + list(self.implementations)
@@ -67,5 +68,5 @@ class Suite:
                 sets
             )
         with realtime(undisturbed):
-            timings = measure(calls, 1 if smoke else REPEATS)
+            timings = measure(calls, 1 if smoke else REPEATS, self.calls_per_sample)
         return Result(timings, facts, bytes_read)

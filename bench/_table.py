@@ -67,6 +67,9 @@ def _verdicts(case: Case, result: Result) -> list[str]:
         reached = result.speedup(rival)
         if goal is not None and reached is not None:
             verdicts.append(f"{rival} >= {goal:g} {'met' if reached >= goal else 'MISSED'}")
+    if goals.microseconds is not None:
+        taken = result.timings.seconds(OURS) * 1e6
+        verdicts.append(f"us <= {goals.microseconds:g} {'met' if taken <= goals.microseconds else 'MISSED'}")
     over = result.over_read_loop
     if goals.read_loop is not None and over is not None:
         verdicts.append(f"read <= {goals.read_loop:g} {'met' if over <= goals.read_loop else 'MISSED'}")

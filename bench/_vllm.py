@@ -69,24 +69,33 @@ def rejection_sample(inputs: Inputs) -> Call:
 
 def step(inputs: Inputs) -> Call:
     """All of a step from the same logits: softmax of the drafts' law, then ``RejectionSampler.forward``."""
-    sampler, metadata = load(), _sampling_metadata(inputs)
-    from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    sampler, metadata, _, logits, sampling_metadata = _forward_arguments(inputs)
+    return lambda: sampler(metadata, _draft_probs(inputs), logits, sampling_metadata).sampled_token_ids
 
-    case = inputs.case
-    rejection_sampler = sampler.RejectionSampler(Sampler())
-    spec = SpecDecodeMetadata(
-        draft_token_ids=inputs.draft_token_ids,
-        num_draft_tokens=[case.num_drafts] * case.batch,
-        cu_num_draft_tokens=inputs.cu_num_draft_tokens[1:].contiguous(),
-        cu_num_sampled_tokens=torch.arange(1, case.batch + 1, dtype=torch.int32) * (case.num_drafts + 1),
-        target_logits_indices=inputs.target_rows.int(),
-        bonus_logits_indices=inputs.bonus_rows.int(),
-        logits_indices=torch.arange(inputs.target_logits.shape[0], dtype=torch.int32),
-    )
-    return lambda: (
-        rejection_sampler(spec, _draft_probs(inputs), inputs.target_logits, metadata).sampled_token_ids
-    )
+
+def forward(inputs: Inputs) -> Call:
+    """``RejectionSampler.forward`` as it is; the draft probabilities are made beforehand."""
+    stock = load().RejectionSampler.forward
+    return functools.partial(stock, *_forward_arguments(inputs))
+
+
+def plugin_forward(inputs: Inputs) -> Call:
+    """What the plug-in puts in its place, on the same arguments."""
+    from specdec_ops.integrations.vllm import _rejection_sampler
+
+    engine = load()
+    ours = _rejection_sampler.make_forward(engine, engine.RejectionSampler.forward)
+    return functools.partial(ours, *_forward_arguments(inputs))
+
+
+def _forward_arguments(inputs: Inputs) -> tuple[Any, ...]:
+    """A sampler, then what the engine gives it."""
+    engine = load()
+    from vllm.v1.sample.sampler import Sampler
+
+    sampler = engine.RejectionSampler(Sampler())
+    metadata = _spec_decode_metadata(inputs)
+    return sampler, metadata, _draft_probs(inputs), inputs.target_logits, _sampling_metadata(inputs)
 
 
 def greedy_argmax(inputs: Inputs) -> Call:
@@ -172,6 +181,21 @@ def _draft_probs(inputs: Inputs) -> Tensor | None:
         return None
     temperature = inputs.temperature.repeat_interleave(inputs.case.num_drafts).unsqueeze(1)
     return inputs.draft_logits.float().div(temperature).softmax(dim=1, dtype=torch.float32)
+
+
+def _spec_decode_metadata(inputs: Inputs) -> Any:
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    case = inputs.case
+    return SpecDecodeMetadata(
+        draft_token_ids=inputs.draft_token_ids,
+        num_draft_tokens=[case.num_drafts] * case.batch,
+        cu_num_draft_tokens=inputs.cu_num_draft_tokens[1:].contiguous(),
+        cu_num_sampled_tokens=torch.arange(1, case.batch + 1, dtype=torch.int32) * (case.num_drafts + 1),
+        target_logits_indices=inputs.target_rows.int(),
+        bonus_logits_indices=inputs.bonus_rows.int(),
+        logits_indices=torch.arange(inputs.target_logits.shape[0], dtype=torch.int32),
+    )
 
 
 def _sampling_metadata(inputs: Inputs) -> Any:
