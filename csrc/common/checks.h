@@ -8,6 +8,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "common/tensor_views.h"
+
 /// Argument checks of the torch layers, all with one message shape:
 /// "<op>: <argument> must be <expectation>, got <actual>".
 namespace specdec_ops {
@@ -73,7 +75,7 @@ class Checks {
   /// The dtype is one of those allowed, which `expected` spells out.
   void dtype(const Tensor& tensor, const char* name, std::initializer_list<ScalarType> allowed,
              const char* expected) const {
-    const ScalarType actual = tensor.scalar_type();
+    const ScalarType actual = dtype_of(tensor);
     for (ScalarType dtype : allowed) {
       if (actual == dtype) return;
     }

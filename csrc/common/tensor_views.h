@@ -1,5 +1,6 @@
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -8,10 +9,17 @@
 /// From checked tensors to what kernels see of them.
 namespace specdec_ops {
 
+/// Tensor::scalar_type, which compares with every dtype there is, takes longer than the rest of a view.
+inline torch::headeronly::ScalarType dtype_of(const torch::stable::Tensor& tensor) {
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return static_cast<torch::headeronly::ScalarType>(dtype);
+}
+
 template <class View, class Data>
 View numbers_view(const torch::stable::Tensor& tensor, Data data, torch::headeronly::ScalarType wide) {
   const int64_t columns = tensor.dim() - 1;
-  return {data, tensor.stride(columns), tensor.scalar_type() == wide, columns > 0 ? tensor.stride(0) : 0};
+  return {data, tensor.stride(columns), dtype_of(tensor) == wide, columns > 0 ? tensor.stride(0) : 0};
 }
 
 inline IntView int_view(const torch::stable::Tensor& tensor) {
@@ -35,7 +43,7 @@ inline MutableBoolView mutable_bool_view(const torch::stable::Tensor& tensor) {
 }
 
 inline RowsView rows_view(const torch::stable::Tensor& tensor) {
-  const torch::headeronly::ScalarType dtype = tensor.scalar_type();
+  const torch::headeronly::ScalarType dtype = dtype_of(tensor);
   return {tensor.const_data_ptr(), tensor.stride(0),
           dtype == torch::headeronly::ScalarType::Float      ? DType::kFloat32
           : dtype == torch::headeronly::ScalarType::BFloat16 ? DType::kBFloat16

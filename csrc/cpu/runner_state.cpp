@@ -75,10 +75,10 @@ struct Column {
   }
 
   IntView view() const {
-    return {tensor.const_data_ptr(), tensor.stride(0), tensor.scalar_type() == ScalarType::Long};
+    return {tensor.const_data_ptr(), tensor.stride(0), dtype_of(tensor) == ScalarType::Long};
   }
   MutableIntView mutable_view() const {
-    return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.scalar_type() == ScalarType::Long};
+    return {tensor.mutable_data_ptr(), tensor.stride(0), dtype_of(tensor) == ScalarType::Long};
   }
 
   const Tensor& tensor;

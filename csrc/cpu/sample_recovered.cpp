@@ -39,10 +39,10 @@ std::tuple<Tensor, Tensor> sample_recovered(
   checks.require(seeds || uniforms || !any_sampling(params),
                  "seeds and positions, or uniforms, must be given unless every row is greedy, got neither");
 
-  Tensor token_ids = empty_beside(draft_token_ids, {params.batch}, draft_token_ids.scalar_type());
+  Tensor token_ids = empty_beside(draft_token_ids, {params.batch}, dtype_of(draft_token_ids));
   Tensor status = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   params.token_ids = token_ids.mutable_data_ptr();
-  params.token_ids_are_int64 = draft_token_ids.scalar_type() == ScalarType::Long;
+  params.token_ids_are_int64 = dtype_of(draft_token_ids) == ScalarType::Long;
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());
   if (params.batch > 0) run_chain_on_torch_threads(params);
   return {std::move(token_ids), std::move(status)};

@@ -95,14 +95,11 @@ class DraftInputChecks : public Checks {
   }
 
  private:
-  /// Whether the integers are int64 rather than int32. Asks for the code of the dtype: Tensor::scalar_type
-  /// compares it with that of every dtype, by a call each.
+  /// Whether the integers are int64 rather than int32.
   bool is_int64(const Tensor& tensor, const char* name) const {
-    int32_t dtype;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
-    if (dtype == static_cast<int32_t>(ScalarType::Long)) return true;
-    if (dtype != static_cast<int32_t>(ScalarType::Int)) integer(tensor, name);
-    return false;
+    const ScalarType dtype = dtype_of(tensor);
+    if (dtype != ScalarType::Long && dtype != ScalarType::Int) integer(tensor, name);
+    return dtype == ScalarType::Long;
   }
 
   void at_least(const Tensor& tensor, const char* name, const char* shape, int64_t size) const {

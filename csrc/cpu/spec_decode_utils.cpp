@@ -61,7 +61,7 @@ BoolView bool_vector(const Checks& checks, const Tensor& tensor, const char* nam
 FloatRowsView float_rows(const Checks& checks, const Tensor& tensor, const char* name, const char* shape,
                          int64_t num_rows) {
   FloatRowsView view;
-  switch (tensor.scalar_type()) {
+  switch (dtype_of(tensor)) {
     case ScalarType::Double:
       view.dtype = FloatType::kFloat64;
       break;
@@ -76,7 +76,7 @@ FloatRowsView float_rows(const Checks& checks, const Tensor& tensor, const char*
       break;
     default:
       checks.require(false, name, " must be float64, float32, bfloat16 or float16, got ",
-                     name_of(tensor.scalar_type()));
+                     name_of(dtype_of(tensor)));
   }
   checks.require(tensor.dim() == 2 && tensor.size(0) >= num_rows, name, " must be ", shape, " with at least ",
                  num_rows, num_rows == 1 ? " row" : " rows", ", got ", shape_of(tensor));
@@ -239,7 +239,7 @@ T number_as(const Checks& checks, const Tensor& values, double number, const cha
                       : sizeof(T) == 4        ? number >= -0x1p31 && number < 0x1p31
                                               : number >= -0x1p63 && number < 0x1p63;
     checks.require(fits && number == static_cast<double>(static_cast<int64_t>(number)), name,
-                   " must be a number that ", name_of(values.scalar_type()), " holds, got ", number);
+                   " must be a number that ", name_of(dtype_of(values)), " holds, got ", number);
     return static_cast<T>(number);
   } else if constexpr (std::is_same_v<T, double>) {
     return number;
@@ -272,8 +272,8 @@ void expand_to_drafts_(const Tensor& values, const Tensor& cu_num_draft_tokens,
   const Checks checks("expand_to_drafts_");
   checks.require(values.dim() == 1, "values must be [batch], got ", shape_of(values));
   checks.require(expanded.dim() == 1, "expanded must be [num_drafts], got ", shape_of(expanded));
-  checks.require(expanded.scalar_type() == values.scalar_type(), "expanded must be ",
-                 name_of(values.scalar_type()), " like values, got ", name_of(expanded.scalar_type()));
+  checks.require(dtype_of(expanded) == dtype_of(values), "expanded must be ", name_of(dtype_of(values)),
+                 " like values, got ", name_of(dtype_of(expanded)));
   checks.require(replace_from.has_value() == replace_to.has_value(),
                  "replace_from and replace_to must be given together, got one");
   const DraftCounts drafts = draft_counts(checks, cu_num_draft_tokens, values.size(0));
@@ -281,7 +281,7 @@ void expand_to_drafts_(const Tensor& values, const Tensor& cu_num_draft_tokens,
   const auto expand = [&](auto* expand_values_of_dtype) {
     expand_values_of_dtype(checks, values, drafts, replace_from, replace_to, expanded);
   };
-  switch (values.scalar_type()) {
+  switch (dtype_of(values)) {
     case ScalarType::Double:
       return expand(expand_values<double>);
     case ScalarType::Float:
@@ -298,7 +298,7 @@ void expand_to_drafts_(const Tensor& values, const Tensor& cu_num_draft_tokens,
       return expand(expand_values<bool>);
     default:
       checks.require(false, "values must be float64, float32, bfloat16, float16, int64, int32 or bool, got ",
-                     name_of(values.scalar_type()));
+                     name_of(dtype_of(values)));
   }
 }
 

@@ -92,12 +92,11 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
                  "accept_rates, got neither");
 
   params.width = max_num_draft_tokens + 1;
-  Tensor token_ids =
-      empty_beside(draft_token_ids, {params.batch, params.width}, draft_token_ids.scalar_type());
+  Tensor token_ids = empty_beside(draft_token_ids, {params.batch, params.width}, dtype_of(draft_token_ids));
   Tensor num_accepted = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   Tensor status = empty_beside(draft_token_ids, {params.batch}, ScalarType::Int);
   params.token_ids = token_ids.mutable_data_ptr();
-  params.token_ids_are_int64 = draft_token_ids.scalar_type() == ScalarType::Long;
+  params.token_ids_are_int64 = dtype_of(draft_token_ids) == ScalarType::Long;
   params.num_accepted = static_cast<int32_t*>(num_accepted.mutable_data_ptr());
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());
   std::vector<Tensor> extras;
