@@ -1,0 +1,559 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "common/row_law.h"
+#include "common/views.h"
+#include "cuda/warp.cuh"
+
+/// What a warp does with one block of a row; csrc/cpu/kernels/blocks.kernel.h defines the bits. A block is
+/// 16 rows of 256 lanes. Thread t owns the eight neighbouring lanes from 8 * t, which are one or two 16-byte
+/// loads a row, and adds them row by row: the order of the definition without a single shuffle.
+namespace specdec_ops::cuda {
+
+constexpr int kOctet = 8;
+constexpr int kRowsPerBlock = kBlockSize / kNumLanes;
+constexpr int kChunksPerBlock = kBlockSize / kChunkSize;
+static_assert(kNumLanes == kWarpSize * kOctet, "a warp holds one row of a block");
+
+constexpr float kMasked = -__builtin_inff();
+
+/// A row of logits or probabilities.
+struct RowRef {
+  const char* data;
+  DType dtype;
+
+  __device__ int item_size() const { return dtype == DType::kFloat32 ? 4 : 2; }
+};
+
+__device__ __forceinline__ RowRef row_of(const RowsView& rows, int64_t row) {
+  const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
+  return {static_cast<const char*>(rows.data) + row * rows.stride * item_size, rows.dtype};
+}
+
+/// Float32 operations of the weights: denormals count as 0, in and out.
+__device__ __forceinline__ float add_ftz(float a, float b) {
+  float result;
+  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float sub_ftz(float a, float b) {
+  float result;
+  asm("sub.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float mul_ftz(float a, float b) {
+  float result;
+  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float fma_ftz(float a, float b, float c) {
+  float result;
+  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+}
+/// NaN where b is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.ftz.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a > b ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float f16_low(uint32_t pair) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+}
+__device__ __forceinline__ float f16_high(uint32_t pair) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+}
+
+/// The largest of each half of two pairs; NaN loses in max2 and wins in max2_nan.
+template <DType kDType>
+struct Pairs;
+template <>
+struct Pairs<DType::kBFloat16> {
+  static constexpr uint32_t kMaskedPair = 0xFF80FF80;
+  static __device__ float low(uint32_t pair) { return bf16_low(pair); }
+  static __device__ float high(uint32_t pair) { return bf16_high(pair); }
+  static __device__ __nv_bfloat162 pair_of(uint32_t bits) { return reinterpret_cast<__nv_bfloat162&>(bits); }
+  static __device__ uint32_t max2(uint32_t a, uint32_t b) {
+    __nv_bfloat162 result = __hmax2(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+  static __device__ uint32_t max2_nan(uint32_t a, uint32_t b) {
+    __nv_bfloat162 result = __hmax2_nan(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+};
+template <>
+struct Pairs<DType::kFloat16> {
+  static constexpr uint32_t kMaskedPair = 0xFC00FC00;
+  static __device__ float low(uint32_t pair) { return f16_low(pair); }
+  static __device__ float high(uint32_t pair) { return f16_high(pair); }
+  static __device__ __half2 pair_of(uint32_t bits) { return reinterpret_cast<__half2&>(bits); }
+  static __device__ uint32_t max2(uint32_t a, uint32_t b) {
+    __half2 result = __hmax2(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+  static __device__ uint32_t max2_nan(uint32_t a, uint32_t b) {
+    __half2 result = __hmax2_nan(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+};
+
+__device__ __forceinline__ float element(const RowRef& row, int64_t index) {
+  switch (row.dtype) {
+    case DType::kBFloat16:
+      return bf16_low(__ldg(reinterpret_cast<const unsigned short*>(row.data) + index));
+    case DType::kFloat16:
+      return f16_low(__ldg(reinterpret_cast<const unsigned short*>(row.data) + index));
+    default:
+      return __ldg(reinterpret_cast<const float*>(row.data) + index);
+  }
+}
+
+/// Eight elements from `index` on; `padding` from `end` on.
+__device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
+                                           float (&x)[kOctet]) {
+  const char* address = row.data + index * row.item_size();
+  if (index + kOctet > end || reinterpret_cast<uintptr_t>(address) % 16 != 0) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = index + j < end ? element(row, index + j) : padding;
+    return;
+  }
+  const uint4 first = __ldg(reinterpret_cast<const uint4*>(address));
+  const uint32_t words[4] = {first.x, first.y, first.z, first.w};
+  if (row.dtype == DType::kFloat32) {
+    const uint4 second = __ldg(reinterpret_cast<const uint4*>(address) + 1);
+    const uint32_t more[4] = {second.x, second.y, second.z, second.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      x[j] = __uint_as_float(words[j]);
+      x[j + 4] = __uint_as_float(more[j]);
+    }
+  } else if (row.dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
+  }
+}
+
+/// 2^((x - max) * scale) as two factors; 0 for everything below 2^-126. NaN stays NaN.
+struct Exp2 {
+  float reference, scale, floor;
+
+  __device__ Exp2(float block_max, float row_scale)
+      : reference(block_max), scale(row_scale), floor(-127.0f / row_scale) {}
+
+  __device__ __forceinline__ void factors(float x, float* polynomial, float* power) const {
+    // The floor rounds to n = -127, whose power has the bits of +0.
+    const float y = max_or_nan(floor, sub_ftz(x, reference));
+    const float shifted = fma_ftz(y, scale, kExp2Magic);
+    const float fraction = fma_ftz(y, scale, sub_ftz(kExp2Magic, shifted));
+    *power = __uint_as_float(__float_as_uint(shifted) << 23);
+    float sum = fma_ftz(exp2_coefficient(4), fraction, exp2_coefficient(3));
+    sum = fma_ftz(sum, fraction, exp2_coefficient(2));
+    sum = fma_ftz(sum, fraction, exp2_coefficient(1));
+    sum = fma_ftz(sum, fraction, exp2_coefficient(0));
+    *polynomial = fma_ftz(sum, fraction, 1.0f);
+  }
+};
+
+/// Out of line: float64 polynomials are long, and only judging needs them.
+static __device__ __noinline__ double prob_of(const RowLaw& law, float x) { return law.prob(x); }
+
+/// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so that
+/// each step moves half as many values as the one before.
+__device__ __forceinline__ float tree_sum(const float (&lanes)[kOctet]) {
+  const int lane = lane_index();
+  float four[4], two[2];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // lane l and l + 128: threads t and t + 16
+    const float mine = lane & 16 ? lanes[j + 4] : lanes[j], other = lane & 16 ? lanes[j] : lanes[j + 4];
+    four[j] = mine + __shfl_xor_sync(kAllLanes, other, 16);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {  // l + 64: t + 8
+    const float mine = lane & 8 ? four[j + 2] : four[j], other = lane & 8 ? four[j] : four[j + 2];
+    two[j] = mine + __shfl_xor_sync(kAllLanes, other, 8);
+  }
+  const float mine = lane & 4 ? two[1] : two[0], other = lane & 4 ? two[0] : two[1];
+  float sum = mine + __shfl_xor_sync(kAllLanes, other, 4);  // l + 32: t + 4
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 2);           // l + 16: t + 2
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 1);           // l + 8: t + 1
+  // Bits 4, 3 and 2 of the thread's index say which of the eight lanes that are left it holds.
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 16);
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 8);
+  return sum + __shfl_xor_sync(kAllLanes, sum, 4);
+}
+
+/// The first elements of a row from `index` on that a warp looks at.
+struct BlockRef {
+  RowRef row;
+  int64_t begin;
+  /// Elements, at most kBlockSize.
+  int size;
+
+  __device__ int rows() const { return (size + kNumLanes - 1) / kNumLanes; }
+};
+
+/// 16-byte words of shared memory in which a warp holds one block.
+constexpr int stage_words(DType dtype) { return kBlockSize * (dtype == DType::kFloat32 ? 4 : 2) / 16; }
+
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+#else
+  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/// Fetches a block into shared memory, padded with -inf to whole rows. A thread fetches what it will read, so
+/// nobody waits for another thread.
+template <DType kDType>
+__device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage) {
+  constexpr int kItemSize = kDType == DType::kFloat32 ? 4 : 2;
+  constexpr int kWords = kOctet * kItemSize / 16;
+  const int lane = lane_index();
+  const char* source = block.row.data + block.begin * kItemSize;
+  const bool aligned = reinterpret_cast<uintptr_t>(source) % 16 == 0;
+  if (aligned && block.size == kBlockSize) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerBlock; ++r) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        copy_async(stage + (r * kWords + w) * kWarpSize + lane,
+                   source + (r * kNumLanes + lane * kOctet) * kItemSize + w * 16);
+      }
+    }
+  } else {
+    for (int r = 0; r < block.rows(); ++r) {
+      const int i = r * kNumLanes + lane * kOctet;
+      float x[kOctet];
+      uint32_t words[kOctet];
+      if (aligned && i + kOctet <= block.size) {
+        for (int w = 0; w < kWords; ++w) {
+          copy_async(stage + (r * kWords + w) * kWarpSize + lane, source + i * kItemSize + w * 16);
+        }
+        continue;
+      }
+      if constexpr (kDType == DType::kFloat32) {
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          x[j] = i + j < block.size ? reinterpret_cast<const float*>(source)[i + j] : kMasked;
+          words[j] = __float_as_uint(x[j]);
+        }
+      } else {
+        const auto* items = reinterpret_cast<const unsigned short*>(source);
+        constexpr uint32_t kPadding = Pairs<kDType>::kMaskedPair & 0xFFFF;
+#pragma unroll
+        for (int j = 0; j < kOctet / 2; ++j) {
+          const uint32_t low = i + 2 * j < block.size ? items[i + 2 * j] : kPadding;
+          const uint32_t high = i + 2 * j + 1 < block.size ? items[i + 2 * j + 1] : kPadding;
+          words[j] = low | high << 16;
+        }
+      }
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        stage[(r * kWords + w) * kWarpSize + lane] =
+            make_uint4(words[w * 4], words[w * 4 + 1], words[w * 4 + 2], words[w * 4 + 3]);
+      }
+    }
+  }
+  wait_for_copies();
+}
+
+/// One row of the thread's lanes from shared memory.
+template <DType kDType>
+__device__ __forceinline__ void staged_words(const uint4* stage, int row,
+                                             uint32_t (&words)[kDType == DType::kFloat32 ? 8 : 4]) {
+  constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const uint4 four = stage[(row * kWords + w) * kWarpSize + lane_index()];
+    words[w * 4] = four.x;
+    words[w * 4 + 1] = four.y;
+    words[w * 4 + 2] = four.z;
+    words[w * 4 + 3] = four.w;
+  }
+}
+
+template <DType kDType>
+__device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* has_nan) {
+  float best = kMasked;
+  bool nan = false;
+  if constexpr (kDType == DType::kFloat32) {
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      uint32_t words[8];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x = __uint_as_float(words[j]);
+        best = fmaxf(best, x);
+        nan |= x != x;
+      }
+    }
+  } else {
+    using Pair = Pairs<kDType>;
+    uint32_t most[4], poisoned[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) most[j] = poisoned[j] = Pair::kMaskedPair;
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      uint32_t words[4];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        most[j] = Pair::max2(most[j], words[j]);
+        if (has_nan != nullptr) poisoned[j] = Pair::max2_nan(poisoned[j], words[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      best = fmaxf(best, fmaxf(Pair::low(most[j]), Pair::high(most[j])));
+      nan |= isnan(Pair::low(poisoned[j])) || isnan(Pair::high(poisoned[j]));
+    }
+  }
+  if (has_nan != nullptr) *has_nan = __any_sync(kAllLanes, nan);
+  return warp_max(best);
+}
+
+template <DType kDType>
+__device__ __forceinline__ BlockStats staged_argmax(const uint4* stage, int rows) {
+  bool has_nan;
+  const float best = staged_max<kDType>(stage, rows, &has_nan);
+  return {best, has_nan || best == -kMasked ? __builtin_nanf("") : 0.0f};
+}
+
+/// Maximum and sum of weights; the maximum alone, and whether all is finite, without `with_sum`.
+template <DType kDType>
+__device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows, float scale, bool with_sum) {
+  if (!with_sum) return staged_argmax<kDType>(stage, rows);
+  const float best = staged_max<kDType>(stage, rows, nullptr);
+  if (!(best > kMasked) || best == -kMasked) return staged_argmax<kDType>(stage, rows);
+  const Exp2 exp2(best, scale);
+  float sums[kOctet] = {};
+#pragma unroll 2
+  for (int r = 0; r < rows; ++r) {
+    constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
+    uint32_t words[kWords];
+    staged_words<kDType>(stage, r, words);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      float x, polynomial, power;
+      if constexpr (kDType == DType::kFloat32) {
+        x = __uint_as_float(words[j]);
+      } else {
+        x = j % 2 == 0 ? Pairs<kDType>::low(words[j / 2]) : Pairs<kDType>::high(words[j / 2]);
+      }
+      exp2.factors(x, &polynomial, &power);
+      sums[j] = fma_ftz(polynomial, power, sums[j]);
+    }
+  }
+  return {best, tree_sum(sums)};
+}
+
+__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, bool with_sum,
+                                                  uint4* stage) {
+  switch (block.row.dtype) {
+    case DType::kBFloat16:
+      stage_block<DType::kBFloat16>(block, stage);
+      return staged_stats<DType::kBFloat16>(stage, block.rows(), scale, with_sum);
+    case DType::kFloat16:
+      stage_block<DType::kFloat16>(block, stage);
+      return staged_stats<DType::kFloat16>(stage, block.rows(), scale, with_sum);
+    default:
+      stage_block<DType::kFloat32>(block, stage);
+      return staged_stats<DType::kFloat32>(stage, block.rows(), scale, with_sum);
+  }
+}
+
+/// The largest element that is not NaN, straight from global memory.
+__device__ inline float block_max(const BlockRef& block) {
+  float best = kMasked;
+  for (int i = lane_index() * kOctet; i < block.size; i += kNumLanes) {
+    float x[kOctet];
+    load_octet(block.row, block.begin + i, block.begin + block.size, kMasked, x);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) best = fmaxf(best, x[j]);
+  }
+  return warp_max(best);
+}
+
+/// The first element that equals value, or -1.
+__device__ inline int first_equal(const BlockRef& block, float value) {
+  for (int row = 0; row < block.size; row += kNumLanes) {
+    const int i = row + lane_index() * kOctet;
+    int found = kOctet;
+    if (i < block.size) {
+      float x[kOctet];
+      load_octet(block.row, block.begin + i, block.begin + block.size, __builtin_nanf(""), x);
+#pragma unroll
+      for (int j = kOctet - 1; j >= 0; --j) found = x[j] == value ? j : found;
+    }
+    const int lane = first_lane(found < kOctet);
+    if (lane >= 0) return row + lane * kOctet + __shfl_sync(kAllLanes, found, lane);
+  }
+  return -1;
+}
+
+/// Sources of weights: octet(i, w) gives those of the ids from i on in a block.
+struct WeightsOfLogits {
+  BlockRef block;
+  Exp2 exp2;
+  float factor;
+  /// A fully masked block has no maximum to refer to.
+  bool masked;
+
+  __device__ WeightsOfLogits(const BlockRef& block_ref, float max, float scale, float factor_of_block)
+      : block(block_ref), exp2(max, scale), factor(factor_of_block), masked(max == kMasked) {}
+
+  __device__ int size() const { return block.size; }
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    float x[kOctet];
+    load_octet(block.row, block.begin + i, block.begin + block.size, kMasked, x);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      float polynomial, power;
+      exp2.factors(x[j], &polynomial, &power);
+      weights[j] = masked ? 0.0f : mul_ftz(mul_ftz(polynomial, power), factor);
+    }
+  }
+};
+
+/// The probabilities of a block of logits.
+__device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const RowLaw& law, float max) {
+  return WeightsOfLogits(block, max, law.scale, static_cast<float>(prob_of(law, max)));
+}
+
+/// Probabilities that came as they are, negative ones as 0; NaN for what is not finite.
+struct GivenProbs {
+  BlockRef block;
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    float x[kOctet];
+    load_octet(block.row, block.begin + i, block.begin + block.size, 0.0f, x);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) weights[j] = max_or_nan(0.0f, add_ftz(x[j], sub_ftz(x[j], x[j])));
+  }
+};
+
+/// max(p - q, 0), NaN if there is one.
+template <class Draft>
+struct Residual {
+  WeightsOfLogits target;
+  Draft draft;
+
+  __device__ int size() const { return target.size(); }
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    float q[kOctet];
+    target.octet(i, weights);
+    draft.octet(i, q);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) weights[j] = max_or_nan(0.0f, sub_ftz(weights[j], q[j]));
+  }
+};
+
+/// The sum of a block's weights, in lanes and halves.
+template <class Weights>
+__device__ __noinline__ float sum_in_lanes(const Weights& source, int rows) {
+  float sums[kOctet] = {};
+  for (int r = 0; r < rows; ++r) {
+    float weights[kOctet];
+    source.octet(r * kNumLanes + lane_index() * kOctet, weights);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) sums[j] = add_ftz(sums[j], weights[j]);
+  }
+  return tree_sum(sums);
+}
+
+/// Shared memory of a warp that picks.
+struct PickScratch {
+  double sums[kChunksPerBlock];
+  float chunk[kChunkSize];
+};
+
+/// Sums of the chunks of a block, each in token order, a lane to a chunk; returns their sum in order.
+template <class Weights>
+__device__ __noinline__ double chunk_sums(const Weights& source, PickScratch* scratch) {
+  __syncwarp();
+  for (int c = lane_index(); c < kChunksPerBlock; c += kWarpSize) {
+    double sum = 0.0;
+    if (c * kChunkSize < source.size()) {
+#pragma unroll 1
+      for (int i = 0; i < kChunkSize; i += kOctet) {
+        float weights[kOctet];
+        source.octet(c * kChunkSize + i, weights);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) sum = sum + static_cast<double>(weights[j]);
+      }
+    }
+    scratch->sums[c] = sum;
+  }
+  __syncwarp();
+  double total = 0.0;
+#pragma unroll 8
+  for (int c = 0; c < kChunksPerBlock; ++c) total = total + scratch->sums[c];
+  return total;
+}
+
+/// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight.
+template <class Weights>
+__device__ __noinline__ int pick_in_block(const Weights& source, double draw, PickScratch* scratch) {
+  chunk_sums(source, scratch);
+  double prefix = 0.0;
+  int chunk = -1, last = 0;
+  for (int c = 0; c < kChunksPerBlock; ++c) {
+    const double sum = scratch->sums[c];
+    if (prefix + sum > draw) {
+      chunk = c;
+      break;
+    }
+    if (sum > 0.0) last = c;
+    prefix = prefix + sum;
+  }
+  const bool found = chunk >= 0;
+  if (!found) chunk = last;
+  if (lane_index() < kChunkSize / kOctet) {
+    float weights[kOctet];
+    source.octet(chunk * kChunkSize + lane_index() * kOctet, weights);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) scratch->chunk[lane_index() * kOctet + j] = weights[j];
+  }
+  __syncwarp();
+  int picked = 0;
+  double inside = 0.0;
+  for (int i = 0; i < kChunkSize; ++i) {
+    const float weight = scratch->chunk[i];
+    if (found) {
+      inside = inside + static_cast<double>(weight);
+      if (prefix + inside > draw) {
+        picked = i;
+        break;
+      }
+    } else if (weight > 0.0f) {
+      picked = i;
+    }
+  }
+  return chunk * kChunkSize + picked;
+}
+
+}  // namespace specdec_ops::cuda
