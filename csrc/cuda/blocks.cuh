@@ -167,8 +167,8 @@ struct Exp2 {
   }
 };
 
-/// Out of line: float64 polynomials are long, and only judging needs them.
-static __device__ __noinline__ double prob_of(const RowLaw& law, float x) { return law.prob(x); }
+/// Out of line: a float64 polynomial is long, and not on the way of the units.
+static __device__ __noinline__ double exp2_out_of_line(double y) { return exp2_f64(y); }
 
 /// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so that
 /// each step moves half as many values as the one before.
@@ -384,8 +384,45 @@ __device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float s
   }
 }
 
+/// Fetches a block into the warp's shared memory, for staged_octet. Out of line, like what follows: for judges.
+static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
+  __syncwarp();  // others may still read what is there
+  switch (block.row.dtype) {
+    case DType::kBFloat16:
+      stage_block<DType::kBFloat16>(block, stage);
+      break;
+    case DType::kFloat16:
+      stage_block<DType::kFloat16>(block, stage);
+      break;
+    default:
+      stage_block<DType::kFloat32>(block, stage);
+  }
+  __syncwarp();
+}
+
+/// Eight elements from shared memory, by any thread.
+__device__ __forceinline__ void staged_octet(const uint4* stage, DType dtype, int octet, float (&x)[kOctet]) {
+  if (dtype == DType::kFloat32) {
+    const uint4* first = stage + octet / kWarpSize * 2 * kWarpSize + octet % kWarpSize;
+    const uint4 low = first[0], high = first[kWarpSize];
+    const uint32_t words[kOctet] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = __uint_as_float(words[j]);
+    return;
+  }
+  const uint4 four = stage[octet];
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+  if (dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
+  }
+}
+
 /// The largest element that is not NaN, straight from global memory.
-__device__ inline float block_max(const BlockRef& block) {
+static __device__ __noinline__ float block_max(BlockRef block) {
   float best = kMasked;
   for (int i = lane_index() * kOctet; i < block.size; i += kNumLanes) {
     float x[kOctet];
@@ -397,38 +434,45 @@ __device__ inline float block_max(const BlockRef& block) {
 }
 
 /// The first element that equals value, or -1.
-__device__ inline int first_equal(const BlockRef& block, float value) {
-  for (int row = 0; row < block.size; row += kNumLanes) {
-    const int i = row + lane_index() * kOctet;
-    int found = kOctet;
-    if (i < block.size) {
-      float x[kOctet];
-      load_octet(block.row, block.begin + i, block.begin + block.size, __builtin_nanf(""), x);
+static __device__ __noinline__ int find_equal(BlockRef block, uint4* stage, float value) {
+  fetch_block(block, stage);
+  int found = kBlockSize;
+  for (int r = 0; r < block.rows(); ++r) {
+    float x[kOctet];
+    const int octet = r * kWarpSize + lane_index();
+    staged_octet(stage, block.row.dtype, octet, x);
 #pragma unroll
-      for (int j = kOctet - 1; j >= 0; --j) found = x[j] == value ? j : found;
+    for (int j = kOctet - 1; j >= 0; --j) {
+      if (x[j] == value && octet * kOctet + j < found) found = octet * kOctet + j;
     }
-    const int lane = first_lane(found < kOctet);
-    if (lane >= 0) return row + lane * kOctet + __shfl_sync(kAllLanes, found, lane);
   }
-  return -1;
+  found = warp_min(found);
+  return found < block.size ? found : -1;
 }
 
-/// Sources of weights: octet(i, w) gives those of the ids from i on in a block.
+/// Sources of weights: octet(i, w) gives those of the ids from i on in a block, i a multiple of eight.
 struct WeightsOfLogits {
   BlockRef block;
+  /// The block in shared memory; null: it is read where it is.
+  const uint4* stage;
   Exp2 exp2;
   float factor;
   /// A fully masked block has no maximum to refer to.
   bool masked;
 
-  __device__ WeightsOfLogits(const BlockRef& block_ref, float max, float scale, float factor_of_block)
-      : block(block_ref), exp2(max, scale), factor(factor_of_block), masked(max == kMasked) {}
+  __device__ WeightsOfLogits(const BlockRef& block_ref, const uint4* staged, float max, float scale,
+                             float factor_of_block)
+      : block(block_ref), stage(staged), exp2(max, scale), factor(factor_of_block), masked(max == kMasked) {}
 
   __device__ int size() const { return block.size; }
 
   __device__ void octet(int i, float (&weights)[kOctet]) const {
     float x[kOctet];
-    load_octet(block.row, block.begin + i, block.begin + block.size, kMasked, x);
+    if (stage != nullptr) {
+      staged_octet(stage, block.row.dtype, i / kOctet, x);
+    } else {
+      load_octet(block.row, block.begin + i, block.begin + block.size, kMasked, x);
+    }
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
       float polynomial, power;
@@ -439,8 +483,9 @@ struct WeightsOfLogits {
 };
 
 /// The probabilities of a block of logits.
-__device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const RowLaw& law, float max) {
-  return WeightsOfLogits(block, max, law.scale, static_cast<float>(prob_of(law, max)));
+__device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const uint4* stage, const RowLaw& law,
+                                                 float max) {
+  return WeightsOfLogits(block, stage, max, law.scale, static_cast<float>(exp2_out_of_line(law.log2_prob(max))));
 }
 
 /// Probabilities that came as they are, negative ones as 0; NaN for what is not finite.
@@ -474,7 +519,7 @@ struct Residual {
 
 /// The sum of a block's weights, in lanes and halves.
 template <class Weights>
-__device__ __noinline__ float sum_in_lanes(const Weights& source, int rows) {
+__device__ __noinline__ float sum_in_lanes(Weights source, int rows) {
   float sums[kOctet] = {};
   for (int r = 0; r < rows; ++r) {
     float weights[kOctet];
@@ -487,13 +532,19 @@ __device__ __noinline__ float sum_in_lanes(const Weights& source, int rows) {
 
 /// Shared memory of a warp that picks.
 struct PickScratch {
-  double sums[kChunksPerBlock];
-  float chunk[kChunkSize];
+  union {
+    struct {
+      double sums[kChunksPerBlock];
+      float chunk[kChunkSize];
+    };
+    /// One float more a row keeps the threads that add up a row on banks of their own.
+    float octets[kRowsPerBlock * (kWarpSize + 1)];
+  };
 };
 
 /// Sums of the chunks of a block, each in token order, a lane to a chunk; returns their sum in order.
 template <class Weights>
-__device__ __noinline__ double chunk_sums(const Weights& source, PickScratch* scratch) {
+__device__ __noinline__ double chunk_sums(Weights source, PickScratch* scratch) {
   __syncwarp();
   for (int c = lane_index(); c < kChunksPerBlock; c += kWarpSize) {
     double sum = 0.0;
@@ -510,14 +561,15 @@ __device__ __noinline__ double chunk_sums(const Weights& source, PickScratch* sc
   }
   __syncwarp();
   double total = 0.0;
-#pragma unroll 8
+#pragma unroll 16
   for (int c = 0; c < kChunksPerBlock; ++c) total = total + scratch->sums[c];
   return total;
 }
 
-/// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight.
+/// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight. This is the
+/// definition, addition by addition.
 template <class Weights>
-__device__ __noinline__ int pick_in_block(const Weights& source, double draw, PickScratch* scratch) {
+__device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickScratch* scratch) {
   chunk_sums(source, scratch);
   double prefix = 0.0;
   int chunk = -1, last = 0;
@@ -533,8 +585,9 @@ __device__ __noinline__ int pick_in_block(const Weights& source, double draw, Pi
   const bool found = chunk >= 0;
   if (!found) chunk = last;
   if (lane_index() < kChunkSize / kOctet) {
-    float weights[kOctet];
-    source.octet(chunk * kChunkSize + lane_index() * kOctet, weights);
+    float weights[kOctet] = {};
+    const int i = chunk * kChunkSize + lane_index() * kOctet;
+    source.octet(i, weights);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) scratch->chunk[lane_index() * kOctet + j] = weights[j];
   }
@@ -554,6 +607,79 @@ __device__ __noinline__ int pick_in_block(const Weights& source, double draw, Pi
     }
   }
   return chunk * kChunkSize + picked;
+}
+
+/// How far, relative to a block's sum, a prefix of float32 sums in another order can be from the definition's:
+/// some twenty roundings of 2^-24, and as much again.
+#ifndef SPECDEC_PICK_MARGIN
+#define SPECDEC_PICK_MARGIN 4e-6f
+#endif
+
+/// What pick_step_by_step finds, from sums in any order where none of them is so near the draw that the order
+/// could matter; otherwise from the definition.
+template <class Weights>
+__device__ __noinline__ int pick_in_block(Weights source, double draw, PickScratch* scratch) {
+  const int lane = lane_index();
+  const int rows = (source.size() + kNumLanes - 1) / kNumLanes;
+  __syncwarp();
+#pragma unroll 1
+  for (int r = 0; r < kRowsPerBlock; ++r) {
+    float sum = 0.0f;
+    if (r < rows) {
+      float w[kOctet];
+      source.octet(r * kNumLanes + lane * kOctet, w);
+      sum = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
+    }
+    scratch->octets[r * (kWarpSize + 1) + lane] = sum;
+  }
+  __syncwarp();
+  // A lane adds up half a row, so that the lanes are in the order of the ids.
+  constexpr int kHalf = kWarpSize / 2;
+  const float* half_row = scratch->octets + lane / 2 * (kWarpSize + 1) + lane % 2 * kHalf;
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) sums[i % 4] += half_row[i];
+  const float own = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float prefix = own;
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const float before = __shfl_up_sync(kAllLanes, prefix, distance);
+    if (lane >= distance) prefix += before;
+  }
+  const float total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+  const float margin = total * SPECDEC_PICK_MARGIN;
+  const float wanted = static_cast<float>(draw);
+  const int chosen = first_lane(prefix > wanted);
+  if (chosen < 0 || !(total > 0.0f)) return pick_step_by_step(source, draw, scratch);
+  const float begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : 0.0f;
+
+  const int octet = chosen * kHalf + lane % kHalf;
+  float w[kOctet];
+  source.octet(octet * kOctet, w);
+  const float eight = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
+  prefix = eight;
+#pragma unroll
+  for (int distance = 1; distance < kHalf; distance *= 2) {
+    const float before = __shfl_up_sync(kAllLanes, prefix, distance, kHalf);
+    if (lane % kHalf >= distance) prefix += before;
+  }
+  const float before = __shfl_up_sync(kAllLanes, prefix, 1, kHalf);
+  float sum = lane % kHalf > 0 ? begin + before : begin;
+  int found = -1;
+  bool clear = false;
+#pragma unroll
+  for (int j = 0; j < kOctet; ++j) {
+    const float next = sum + w[j];
+    if (found < 0 && next > wanted) {
+      found = j;
+      clear = next > wanted + margin && (sum < wanted - margin || sum == 0.0f);
+    }
+    sum = next;
+  }
+  const int holder = first_lane(found >= 0);
+  if (holder < 0 || !__shfl_sync(kAllLanes, clear, holder)) return pick_step_by_step(source, draw, scratch);
+  const int first = (chosen * kHalf + holder % kHalf) * kOctet;
+  return first + __shfl_sync(kAllLanes, found, holder);
 }
 
 }  // namespace specdec_ops::cuda

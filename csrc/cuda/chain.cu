@@ -31,17 +31,7 @@ constexpr int kRowsAtOnce = 2 * kLargestWave;
 /// Room for the shared memory that does not grow with the arguments.
 constexpr int kStaticShared = 1024;
 
-enum class JobKind : int32_t { kTarget = 0, kDraft = 1, kResidual = 2, kNone = 3 };
-
-/// One row to be read, in `units_per_row` units.
-struct Job {
-  JobKind kind;
-  int64_t request;
-  int64_t slot;
-  int unit;
-  /// Units that the request waits for.
-  uint32_t expected;
-};
+enum class JobKind : int32_t { kTarget, kDraft, kResidual, kNone, kAllDone };
 
 /// How far a request has got. Zeroes mean: its first wave is being read.
 struct RequestState {
@@ -75,7 +65,7 @@ struct Plan {
   /// Draft laws come from a pass over draft rows.
   bool reads_draft_rows;
   int jobs_per_request;
-  uint64_t initial_jobs, initial_units;
+  uint64_t initial_units;
 
   Counters* counters;
   RequestState* states;
@@ -143,34 +133,53 @@ struct Request {
   /// Whether the drafts have a law other than one-hot.
   bool has_law;
 
-  __device__ Request(const ChainParams& params, int64_t r) : index(r) {
-    if (params.cu_num_draft_tokens) {
-      // Nobody has checked these: no count may lead out of the tensors.
-      const int64_t most = params.num_drafts;
-      first_draft = min(max(at(params.cu_num_draft_tokens, r), int64_t{0}), most);
-      const int64_t end = min(max(at(params.cu_num_draft_tokens, r + 1), first_draft), most);
-      num_drafts = min(end - first_draft, params.width - 1);
-    } else {
-      first_draft = r * params.drafts_per_request;
-      num_drafts = params.drafts_per_request;
-    }
-    first_row = first_draft + (params.has_bonus_rows ? r : 0);
+  __device__ static Request load(const ChainParams& params, int64_t r) {
+    Request request;
+    request.index = r;
+    // Every load before the first use: each may be a trip to device memory.
+    const bool ragged = static_cast<bool>(params.cu_num_draft_tokens);
+    const int64_t begin = ragged ? at(params.cu_num_draft_tokens, r) : r * params.drafts_per_request;
+    const int64_t end = ragged ? at(params.cu_num_draft_tokens, r + 1) : begin + params.drafts_per_request;
     const float temperature = static_cast<float>(at(params.temperature, r));
     const float draft_temperature =
         params.draft_temperature ? static_cast<float>(at(params.draft_temperature, r)) : temperature;
+    const bool has_draft_law = !params.has_draft_law || at(params.has_draft_law, r);
+
+    // Nobody has checked the counts: none may lead out of the tensors.
+    const int64_t most = ragged ? params.width - 1 : params.drafts_per_request;
+    request.first_draft = min(max(begin, int64_t{0}), params.num_drafts);
+    request.num_drafts = min(min(max(end, request.first_draft), params.num_drafts) - request.first_draft, most);
+    request.first_row = request.first_draft + (params.has_bonus_rows ? r : 0);
     // Without random numbers there is nothing to sample with.
-    greedy = is_greedy(temperature) || !(params.seeds || params.final_uniforms);
-    scale = log2_scale(is_greedy(temperature) ? 1.0f : temperature);
-    draft_scale = log2_scale(draft_temperature);
+    request.greedy = is_greedy(temperature) || !(params.seeds || params.final_uniforms);
+    request.scale = log2_scale(is_greedy(temperature) ? 1.0f : temperature);
+    request.draft_scale = log2_scale(draft_temperature);
     // A greedy drafter's law is one-hot at its draft, whatever its logits.
-    has_law = params.draft_law != DraftLawKind::kOneHot &&
-              (!params.has_draft_law || at(params.has_draft_law, r)) &&
+    request.has_law = params.draft_law != DraftLawKind::kOneHot && has_draft_law &&
               !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
+    return request;
   }
 
   __device__ int64_t num_slots(const ChainParams& params) const {
     return num_drafts + (params.has_bonus_rows ? 1 : 0);
   }
+};
+
+/// A unit of one row that is to be read.
+struct Job {
+  JobKind kind;
+  int unit;
+  int64_t slot;
+  Request request;
+  /// Units that the request waits for.
+  uint32_t expected;
+
+  // Unless it is a residual's:
+  bool with_sum;
+  float scale;
+  RowRef row;
+  /// Of the row's blocks.
+  BlockStats* stats;
 };
 
 __device__ __forceinline__ bool needs_law(const ChainParams& params, const Request& request) {
@@ -198,24 +207,37 @@ struct Verdict {
   int64_t x, token;
 };
 
+/// A token of p that may become the recovered token.
+struct Attempt {
+  int64_t token;
+  bool kept, unusable;
+};
+
 struct Scratch {
-  BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
-  double weights[kRowsAtOnce][kBlocksAtOnce + 1];
-  PickScratch pick[kWarpsPerCta];
+  union {
+    /// While laws are made.
+    struct {
+      BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
+      double weights[kRowsAtOnce][kBlocksAtOnce + 1];
+    };
+    /// While a token is drawn.
+    PickScratch pick[kWarpsPerCta];
+  };
   RowMax row_max[kRowsAtOnce];
   /// Of the target's rows, then of the drafts'.
   RowLaw laws[kRowsAtOnce];
   Verdict verdicts[kLargestWave];
   int64_t argmax[kLargestWave];
   double total;
-  int64_t tokens[kThinningAttempts];
-  bool kept[kThinningAttempts], unusable[kThinningAttempts];
+  Attempt attempts[kThinningAttempts];
 };
 
 /// p without the ids of a one-hot or sparse draft law, in a block that holds one of them.
 struct SparseResidual {
   WeightsOfLogits target;
-  const ChainParams* params;
+  IntView ids;
+  RealView logprobs;
+  int64_t support_size, vocab_size;
   bool one_hot;
   int64_t draft, x;
 
@@ -229,10 +251,11 @@ struct SparseResidual {
       for (int j = 0; j < kOctet; ++j) weights[j] = x == first + j ? 0.0f : weights[j];
       return;
     }
-    for (int64_t k = 0; k < params->draft_support_size; ++k) {
-      const int64_t id = at(params->draft_support_ids, draft, k);
-      if (id < first || id >= first + kOctet || id >= params->vocab_size) continue;
-      const float q = static_cast<float>(exp2_f64(at(params->draft_support_logprobs, draft, k) * kLog2E));
+#pragma unroll 1
+    for (int64_t k = 0; k < support_size; ++k) {
+      const int64_t id = at(ids, draft, k);
+      if (id < first || id >= first + kOctet || id >= vocab_size) continue;
+      const float q = static_cast<float>(exp2_out_of_line(at(logprobs, draft, k) * kLog2E));
 #pragma unroll
       for (int j = 0; j < kOctet; ++j) {
         const float rest = weights[j] - q;
@@ -242,388 +265,449 @@ struct SparseResidual {
   }
 };
 
+/// Out of line, like exp2_out_of_line: long, and not on the way of the units.
 __device__ __noinline__ double random_number(int64_t seed, Stream stream, int64_t slot, int64_t position) {
   return uniform(seed, stream, slot, position);
 }
 
-/// The judge of one request, on a whole CTA.
+/// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a parameter
+/// is an operand of an instruction and not a load through two pointers.
 class Judge {
  public:
-  __device__ Judge(const Plan& plan, int64_t r, Scratch& scratch, double* masses)
+  __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
+                                   double* masses)
       : plan_(plan),
         params_(plan.params),
-        request_(plan.params, r),
+        request_(request),
+        stage_(stage),
         s_(scratch),
         masses_(masses),
         prefixes_(masses + plan.num_blocks) {}
 
-  __device__ void run() {
-    const int64_t num_slots = request_.num_slots(params_);
+  __device__ __forceinline__ void run() {
     const RequestState state = load_state(plan_.states + request_.index);
     begin_ = state.begin;
-    end_ = state.end > 0 ? state.end : static_cast<int>(min(num_slots, int64_t{plan_.slots_per_wave}));
-    draft_ready_ = state.draft_ready - 1;
+    end_ = state.end > 0 ? state.end
+                         : static_cast<int>(min(request_.num_slots(params_), int64_t{plan_.slots_per_wave}));
     if (state.in_residual) end_ = begin_ + 1;
+    draft_ready_ = state.draft_ready - 1;
+    const Draft draft = load_draft();
     make_laws();
-    if (state.in_residual) return end_after_residual();
 
-    find_argmaxes();
-    const int count = end_ - begin_;
-    if (thread() < count) s_.verdicts[thread()] = verdict_of(thread());
-    __syncthreads();
     int last = 0;
-    while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
-    if (thread() < count) write_slot(thread(), last);
-    if (last == count) return queue_next_wave();
-    Verdict& verdict = s_.verdicts[last];
-    switch (verdict.outcome) {
-      case Outcome::kNeedsDraftRow:
-        return queue_alone(JobKind::kDraft, begin_ + last);
-      case Outcome::kEnds:
-        return finish(begin_ + last, verdict.status);
-      default:
-        return draw(last, verdict);
+    if (state.in_residual) {
+      if (thread() == 0) {
+        s_.verdicts[0] = {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1};
+      }
+      __syncthreads();
+    } else {
+      find_argmaxes();
+      const int count = end_ - begin_;
+      if (thread() < count) s_.verdicts[thread()] = verdict_of(draft);
+      __syncthreads();
+      while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
+      if (thread() < count) write_slot(thread(), last);
+      if (last == count) return queue_next_wave();
     }
+
+    const Verdict verdict = s_.verdicts[last];
+    Status status = verdict.status;
+    JobKind next = JobKind::kNone;
+    if (verdict.outcome == Outcome::kNeedsDraftRow) {
+      next = JobKind::kDraft;
+    } else if (verdict.outcome == Outcome::kDraws) {
+      const int64_t token = draw(last, verdict, state.in_residual, &status);
+      if (token < 0) next = JobKind::kResidual;
+      if (token >= 0 && thread() == 0) emit_with_logprob(last, token);
+    }
+    if (next != JobKind::kNone) return queue_alone(next, last);
+    finish(begin_ + last, status);
   }
 
  private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  /// What a thread has loaded for slot begin_ + its index, before there are laws to hold it against.
+  struct Draft {
+    int64_t x = -1;
+    bool is_draft = false, valid = false;
+    float target = 0.0f, draft = 0.0f;
+    double coin = 1.0;
+  };
 
-  __device__ RowRef target_row(int64_t slot) const { return row_of(params_.target, request_.first_row + slot); }
-  __device__ RowRef draft_row(int64_t slot) const { return row_of(params_.draft, request_.first_draft + slot); }
-  __device__ const BlockStats* target_stats(int64_t slot) const {
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ RowRef target_row(int64_t slot) const {
+    return row_of(params_.target, request_.first_row + slot);
+  }
+  __device__ __forceinline__ RowRef draft_row(int64_t slot) const {
+    return row_of(params_.draft, request_.first_draft + slot);
+  }
+  __device__ __forceinline__ const BlockStats* target_stats(int64_t slot) const {
     return plan_.target_stats + (request_.first_row + slot) * plan_.num_blocks;
   }
-  __device__ const BlockStats* draft_stats(int64_t slot) const {
+  __device__ __forceinline__ const BlockStats* draft_stats(int64_t slot) const {
     return plan_.draft_stats + (request_.first_draft + slot) * plan_.num_blocks;
   }
 
-  /// Whether the draft row of a slot was read, where rows are what laws are made from.
-  __device__ bool draft_row_is_read(int64_t slot) const { return plan_.eager_drafts || slot == draft_ready_; }
-
-  /// Whether row i of the scratch memory, target rows first, has numbers in this wave.
-  __device__ bool is_present(int row) const {
-    const int64_t slot = begin_ + row % kLargestWave;
-    if (slot >= end_) return false;
-    if (row < kLargestWave) return true;
-    return plan_.reads_draft_rows && slot < request_.num_drafts && request_.has_law && !request_.greedy &&
-           draft_row_is_read(slot);
+  __device__ __forceinline__ bool has_dense_law() const {
+    return params_.draft_law == DraftLawKind::kLogits || params_.draft_law == DraftLawKind::kProbs;
   }
 
-  __device__ void load_stats_of_rows(int first_block, int num_blocks) {
-    for (int i = thread(); i < kRowsAtOnce * kBlocksAtOnce; i += kCtaSize) {
-      const int row = i / kBlocksAtOnce, block = i % kBlocksAtOnce;
-      if (block >= num_blocks || !is_present(row)) continue;
+  /// Whether the draft row of a slot was read, where rows are what laws are made from.
+  __device__ __forceinline__ bool draft_row_is_read(int64_t slot) const {
+    return plan_.eager_drafts || slot == draft_ready_;
+  }
+
+  __device__ __forceinline__ Draft load_draft() const {
+    Draft draft;
+    const int64_t slot = begin_ + thread();
+    draft.is_draft = thread() < end_ - begin_ && slot < request_.num_drafts;
+    if (!draft.is_draft) return draft;
+    draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
+    draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
+    if (request_.greedy || !draft.valid) return draft;
+    draft.target = element(target_row(slot), draft.x);
+    if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
+    if (params_.rule != Rule::kTokenLevel) return draft;
+    if (params_.accept_uniforms) {
+      draft.coin = at(params_.accept_uniforms, request_.first_draft + slot);
+    } else {
+      draft.coin = random_number(at(params_.seeds, request_.index), Stream::kAccept, slot,
+                                 at(params_.positions, request_.index));
+    }
+    return draft;
+  }
+
+  // ---- Laws ----
+
+  /// Rows of the scratch memory that have numbers in this wave, a bit to a row, the target's first.
+  __device__ __forceinline__ uint32_t present_rows() const {
+    const uint32_t targets = (1u << (end_ - begin_)) - 1;
+    if (!plan_.reads_draft_rows || !request_.has_law || request_.greedy) return targets;
+    const int64_t end = min(int64_t{end_}, request_.num_drafts);
+    const int num_drafts = static_cast<int>(max(end - begin_, int64_t{0}));
+    uint32_t drafts = (1u << num_drafts) - 1;
+    if (!plan_.eager_drafts) {
+      drafts &= draft_ready_ >= begin_ ? 1u << min(draft_ready_ - begin_, kLargestWave) : 0u;
+    }
+    return targets | drafts << kLargestWave;
+  }
+
+  __device__ __forceinline__ float scale_of(int row) const {
+    return row < kLargestWave ? request_.scale : request_.draft_scale;
+  }
+
+  /// Sixteen rows by eight threads.
+  static constexpr int kThreadsPerRow = kCtaSize / kRowsAtOnce;
+
+  __device__ __forceinline__ void load_stats_of_row(bool present, int first_block, int count) {
+    if (present) {
+      const int row = thread() / kThreadsPerRow;
       const int64_t slot = begin_ + row % kLargestWave;
-      const BlockStats* stats = row < kLargestWave ? target_stats(slot) : draft_stats(slot);
-      s_.stats[row][block] = load_stats(stats + first_block + block);
+      const BlockStats* stats = (row < kLargestWave ? target_stats(slot) : draft_stats(slot)) + first_block;
+#pragma unroll
+      for (int i = 0; i < kBlocksAtOnce / kThreadsPerRow; ++i) {
+        const int block = thread() % kThreadsPerRow + i * kThreadsPerRow;
+        if (block < count) s_.stats[row][block] = load_stats(stats + block);
+      }
     }
     __syncthreads();
-  }
-
-  /// Calls visit(number of blocks) for a few blocks at a time, whose numbers are then in shared memory.
-  template <class Visit>
-  __device__ void for_blocks(bool loaded, const Visit& visit) {
-    for (int first = 0; first < plan_.num_blocks; first += kBlocksAtOnce) {
-      const int count = min(plan_.num_blocks - first, kBlocksAtOnce);
-      if (!loaded) load_stats_of_rows(first, count);
-      visit(count);
-      __syncthreads();
-    }
   }
 
   /// The largest logits of all rows of the wave, and their laws where they are needed.
-  __device__ void make_laws() {
-    if (thread() < kRowsAtOnce) s_.row_max[thread()] = {kMasked, false};
-    for_blocks(false, [&](int count) {
-      for (int row = warp_index(); row < kRowsAtOnce; row += kWarpsPerCta) {
-        if (!is_present(row)) continue;
-        float best = kMasked;
-        bool non_finite = false;
-        for (int block = lane_index(); block < count; block += kWarpSize) {
-          best = fmaxf(best, s_.stats[row][block].max);
-          non_finite |= s_.stats[row][block].sum != s_.stats[row][block].sum;
-        }
-        best = warp_max(best);
-        non_finite = __any_sync(kAllLanes, non_finite);
-        if (lane_index() == 0) {
-          s_.row_max[row] = {fmaxf(s_.row_max[row].max, best), s_.row_max[row].non_finite || non_finite};
-        }
+  __device__ __forceinline__ void make_laws() {
+    const uint32_t present = present_rows();
+    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
+    const bool is_present = present >> row & 1;
+    const int num_groups = (plan_.num_blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
+    RowMax row_max = {kMasked, false};
+    for (int group = 0; group < num_groups; ++group) {
+      const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
+      load_stats_of_row(is_present, first, count);
+      for (int block = within; block < count && is_present; block += kThreadsPerRow) {
+        row_max.max = fmaxf(row_max.max, s_.stats[row][block].max);
+        row_max.non_finite |= s_.stats[row][block].sum != s_.stats[row][block].sum;
       }
-    });
+      if (num_groups > 1) __syncthreads();
+    }
+    int non_finite = row_max.non_finite;
+#pragma unroll
+    for (int distance = kThreadsPerRow / 2; distance >= 1; distance /= 2) {
+      row_max.max = fmaxf(row_max.max, __shfl_xor_sync(kAllLanes, row_max.max, distance));
+      non_finite |= __shfl_xor_sync(kAllLanes, non_finite, distance);
+    }
+    row_max.non_finite = non_finite != 0;
+    if (within == 0) s_.row_max[row] = row_max;
+
     if (needs_law(params_, request_)) {
+      const float scale = scale_of(row);
       double total = 0.0;
-      for_blocks(plan_.num_blocks <= kBlocksAtOnce, [&](int count) {
-        for (int i = thread(); i < kRowsAtOnce * kBlocksAtOnce; i += kCtaSize) {
-          const int row = i / kBlocksAtOnce, block = i % kBlocksAtOnce;
-          if (block >= count || !is_present(row)) continue;
+      for (int group = 0; group < num_groups; ++group) {
+        const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
+        if (num_groups > 1) load_stats_of_row(is_present, first, count);
+#pragma unroll 1
+        for (int block = within; block < count && is_present; block += kThreadsPerRow) {
           const BlockStats stats = s_.stats[row][block];
-          s_.weights[row][block] =
-              stats.sum > 0.0f ? block_weight(stats, s_.row_max[row].max, scale_of(row)) : 0.0;
+          const double distance =
+              (static_cast<double>(stats.max) - static_cast<double>(row_max.max)) * static_cast<double>(scale);
+          s_.weights[row][block] = stats.sum > 0.0f ? exp2_out_of_line(distance) : 0.0;
         }
-        __syncthreads();
-        if (thread() < kRowsAtOnce && is_present(thread())) {
-#pragma unroll 4
-          for (int block = 0; block < count; ++block) {
-            const float sum = s_.stats[thread()][block].sum;
-            if (sum > 0.0f) total = fma64(static_cast<double>(sum), s_.weights[thread()][block], total);
+        __syncwarp();
+        // A block that does not count has the weight 0, and adding 0 changes nothing. Where a sum is NaN, so is the
+        // total, which such a row does not need.
+        constexpr int kInStep = 8;
+        for (int block = 0; block < count && is_present; block += kInStep) {
+          double sums[kInStep], weights[kInStep];
+#pragma unroll
+          for (int j = 0; j < kInStep; ++j) {
+            const bool inside = block + j < count;
+            sums[j] = inside ? static_cast<double>(s_.stats[row][block + j].sum) : 0.0;
+            weights[j] = inside ? s_.weights[row][block + j] : 0.0;
           }
+#pragma unroll
+          for (int j = 0; j < kInStep; ++j) total = fma64(sums[j], weights[j], total);
         }
-      });
-      if (thread() < kRowsAtOnce && is_present(thread())) {
-        RowLaw law = row_law_from_total(scale_of(thread()), s_.row_max[thread()], total);
-        if (thread() >= kLargestWave) law = row_law_from_logsumexp(scale_of(thread()), law.logsumexp);
-        s_.laws[thread()] = law;
+        if (num_groups > 1) __syncthreads();
+      }
+      if (is_present && within == 0) {
+        RowLaw law = row_law_from_total(scale, row_max, total);
+        if (row >= kLargestWave) law = row_law_from_logsumexp(scale, law.logsumexp);
+        s_.laws[row] = law;
       }
     }
-    // Draft laws whose logsumexp came with the call.
-    const int i = thread() - kLargestWave;
-    if (i >= 0 && i < kLargestWave && params_.draft_logsumexp && begin_ + i < min(int64_t{end_}, request_.num_drafts)) {
-      s_.laws[thread()] = row_law_from_logsumexp(request_.draft_scale,
-                                                 at(params_.draft_logsumexp, request_.first_draft + begin_ + i));
+    if (params_.draft_logsumexp && thread() < kLargestWave && begin_ + thread() < min(int64_t{end_}, request_.num_drafts)) {
+      s_.laws[kLargestWave + thread()] = row_law_from_logsumexp(
+          request_.draft_scale, at(params_.draft_logsumexp, request_.first_draft + begin_ + thread()));
     }
     __syncthreads();
   }
 
-  __device__ float scale_of(int row) const { return row < kLargestWave ? request_.scale : request_.draft_scale; }
-
-  __device__ Status row_status(int i) const {
+  __device__ __forceinline__ Status row_status(int i) const {
     if (s_.row_max[i].non_finite) return Status::kNonFiniteTarget;
     return s_.row_max[i].max > kMasked ? Status::kOk : Status::kMaskedTarget;
   }
 
   /// The lowest ids with the largest logit that is not NaN, a warp to a slot, where they are emitted.
-  __device__ void find_argmaxes() {
+  __device__ __forceinline__ void find_argmaxes() {
+    bool any = request_.greedy;
+    for (int i = 0; i < end_ - begin_; ++i) any |= row_status(i) != Status::kOk;
+    if (!any) return;
+#pragma unroll 1
     for (int i = warp_index(); i < end_ - begin_; i += kWarpsPerCta) {
-      if (!request_.greedy && row_status(i) == Status::kOk) continue;
       const int64_t id = argmax_of(begin_ + i, s_.row_max[i].max);
       if (lane_index() == 0) s_.argmax[i] = id;
     }
     __syncthreads();
   }
 
-  __device__ __noinline__ int64_t argmax_of(int64_t slot, float max) const {
+  __device__ __forceinline__ int64_t argmax_of(int64_t slot, float max) const {
+    const BlockStats* stats = target_stats(slot);
+#pragma unroll 1
     for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
       const int block = first + lane_index();
-      const bool holds = block < plan_.num_blocks && load_stats(target_stats(slot) + block).max == max;
+      const bool holds = block < plan_.num_blocks && load_stats(stats + block).max == max;
+#pragma unroll 1
       for (unsigned rest = __ballot_sync(kAllLanes, holds); rest != 0; rest &= rest - 1) {
         const int candidate = first + __ffs(static_cast<int>(rest)) - 1;
         const BlockRef ref = block_of(params_, target_row(slot), candidate);
-        const int found = first_equal(ref, max);
+        const int found = find_equal(ref, stage_, max);
         if (found >= 0) return ref.begin + found;
       }
     }
     return 0;
   }
 
-  __device__ double accept_uniform(int64_t slot) const {
-    if (params_.accept_uniforms) return at(params_.accept_uniforms, request_.first_draft + slot);
-    return random_number(at(params_.seeds, request_.index), Stream::kAccept, slot, at(params_.positions, request_.index));
-  }
+  // ---- Verdicts ----
 
-  /// The given uniform, or number `draw` of those at the position of the slot.
-  __device__ double final_uniform(int64_t slot, int64_t draw) const {
-    if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
-    const int64_t seed = at(params_.seeds, request_.index), position = at(params_.positions, request_.index);
-    if (params_.final_stream == Stream::kDraft) return random_number(seed, Stream::kDraft, params_.final_slot, position);
-    return random_number(seed, Stream::kTarget, draw, position + slot);
-  }
-
-  /// What a thread makes of slot begin_ + i.
-  __device__ Verdict verdict_of(int i) const {
-    const int64_t slot = begin_ + i;
+  /// What a thread makes of slot begin_ + its index.
+  __device__ __forceinline__ Verdict verdict_of(const Draft& draft) const {
+    const int i = thread();
     Verdict verdict = {Outcome::kEnds, Final::kTarget, row_status(i), __builtin_nanf(""), -1, -1};
     if (verdict.status != Status::kOk) {
       verdict.token = s_.argmax[i];
       return verdict;
     }
-    const bool is_draft = slot < request_.num_drafts;
-    const int64_t x = is_draft ? at(params_.draft_token_ids, request_.first_draft + slot) : -1;
-    const bool valid = x >= 0 && x < params_.vocab_size;
-    verdict.x = x;
-    if (is_draft && x != -1 && !valid) verdict.status = Status::kInvalidDraftId;
+    verdict.x = verdict.token = draft.x;
+    if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
     if (request_.greedy) {
-      const bool equal = s_.argmax[i] == x;
-      if (valid) verdict.accept_prob = equal ? 1.0f : 0.0f;
-      if (valid && equal && params_.rule == Rule::kTokenLevel) verdict.outcome = Outcome::kAccepted;
       verdict.token = s_.argmax[i];
+      const bool equal = verdict.token == draft.x;
+      if (draft.valid) verdict.accept_prob = equal ? 1.0f : 0.0f;
+      if (draft.valid && equal && params_.rule == Rule::kTokenLevel) verdict.outcome = Outcome::kAccepted;
       return verdict;
     }
-    verdict.outcome = valid && accepts(i, &verdict) ? Outcome::kAccepted : verdict.outcome;
-    if (verdict.outcome == Outcome::kEnds) verdict.outcome = Outcome::kDraws;
-    verdict.token = x;
+    verdict.outcome = Outcome::kDraws;
+    if (draft.valid) judge_draft(draft, &verdict);
     return verdict;
   }
 
   /// Whether the valid draft of a sampled request is accepted; otherwise what to draw from.
-  __device__ bool accepts(int i, Verdict* verdict) const {
-    const int64_t slot = begin_ + i;
-    const double p = prob_of(s_.laws[i], element(target_row(slot), verdict->x));
+  __device__ __forceinline__ void judge_draft(const Draft& draft, Verdict* verdict) const {
+    const int i = thread();
+    const double p = exp2_out_of_line(s_.laws[i].log2_prob(draft.target));
     const bool may_accept = params_.rule == Rule::kTokenLevel;
-    const double coin = may_accept ? accept_uniform(slot) : 1.0;
     // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
-    const bool accepted = may_accept && coin < p;
+    const bool accepted = may_accept && draft.coin < p;
+    if (accepted) verdict->outcome = Outcome::kAccepted;
     if (!request_.has_law) {
       verdict->final = Final::kTargetWithoutDraft;
       verdict->accept_prob = static_cast<float>(p);
-      return accepted;
+      return;
     }
-    if (accepted && params_.accept_probs == nullptr) return true;
-    if (plan_.reads_draft_rows && !draft_row_is_read(slot)) {
+    if (accepted && params_.accept_probs == nullptr) return;
+    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
       verdict->outcome = Outcome::kNeedsDraftRow;
-      return false;
+      return;
     }
-    const double q = draft_prob(i, verdict->x);
+    const double q = draft_prob(draft);
     if (q != q) {
       // The one-hot law is exact for every drafter.
       verdict->final = Final::kTargetWithoutDraft;
       if (!accepted) verdict->status = Status::kUnusableDraftLaw;
-      return accepted;
+      return;
     }
     verdict->final =
         params_.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
     verdict->accept_prob = static_cast<float>(p < q ? p / q : 1.0);
-    return accepted || (may_accept && coin * q < p);
+    if (may_accept && draft.coin * q < p) verdict->outcome = Outcome::kAccepted;
   }
 
   /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
-  __device__ double draft_prob(int i, int64_t x) const {
+  __device__ __forceinline__ double draft_prob(const Draft& draft) const {
     double q = 0.0;
     if (params_.draft_law == DraftLawKind::kSupport) {
-      const int64_t draft = request_.first_draft + begin_ + i;
+      const int64_t row = request_.first_draft + begin_ + thread();
+#pragma unroll 1
       for (int64_t j = 0; j < params_.draft_support_size; ++j) {
-        const int64_t id = at(params_.draft_support_ids, draft, j);
+        const int64_t id = at(params_.draft_support_ids, row, j);
         if (id < 0 || id >= params_.vocab_size) continue;
-        const double prob = exp2_f64(at(params_.draft_support_logprobs, draft, j) * kLog2E);
+        const double prob = exp2_out_of_line(at(params_.draft_support_logprobs, row, j) * kLog2E);
         if (!is_finite(prob)) return __builtin_nan("");
-        if (id == x) q = q + prob;
+        if (id == draft.x) q = q + prob;
       }
     } else {
-      if (params_.draft_law == DraftLawKind::kLogits && !s_.laws[kLargestWave + i].usable())
+      if (params_.draft_law == DraftLawKind::kLogits && !s_.laws[kLargestWave + thread()].usable())
         return __builtin_nan("");
-      q = dense_prob(i, x);
+      q = dense_prob(thread(), draft.draft);
     }
     return q > 0.0 && is_finite(q) ? q : __builtin_nan("");
   }
 
-  /// The draft row's probability of an id, not finite where the row is not usable.
-  __device__ __noinline__ double dense_prob(int i, int64_t id) const {
-    const float value = element(draft_row(begin_ + i), id);
-    if (params_.draft_law == DraftLawKind::kLogits) return prob_of(s_.laws[kLargestWave + i], value);
-    return is_finite(static_cast<double>(value)) && value < 0.0f ? 0.0 : static_cast<double>(value);
+  /// The probability of an id with this entry in the draft row, not finite where the row is not usable.
+  __device__ __forceinline__ double dense_prob(int i, float entry) const {
+    if (params_.draft_law == DraftLawKind::kLogits) {
+      return exp2_out_of_line(s_.laws[kLargestWave + i].log2_prob(entry));
+    }
+    return is_finite(static_cast<double>(entry)) && entry < 0.0f ? 0.0 : static_cast<double>(entry);
   }
 
   // ---- Drawing ----
 
-  __device__ void draw(int i, const Verdict& verdict) {
-    Final final = verdict.final;
-    Status status = verdict.status;
+  /// The given uniform, or number `draw` of those at the position of the slot.
+  __device__ __forceinline__ double final_uniform(int64_t slot, int64_t draw) const {
+    if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
+    const int64_t seed = at(params_.seeds, request_.index), position = at(params_.positions, request_.index);
+    const bool is_draft = params_.final_stream == Stream::kDraft;
+    return random_number(seed, is_draft ? Stream::kDraft : Stream::kTarget, is_draft ? params_.final_slot : draw,
+                         is_draft ? position : position + slot);
+  }
+
+  /// The recovered, bonus or sampled token; -1 where the residual must be made first.
+  ///
+  /// With a dense draft law and seeds a token of p is kept with probability max(p - q, 0) / p, which gives the law
+  /// of the residual without a pass over the rows. The attempts are independent: each warp makes one.
+  __device__ __forceinline__ int64_t draw(int i, const Verdict& verdict, bool has_residual, Status* status) {
     const int64_t slot = begin_ + i;
-    int64_t token = -1;
-    if (final == Final::kDenseResidual) {
-      if (params_.final_uniforms) return queue_alone(JobKind::kResidual, slot);
-      target_masses(i);
-      token = thin(i, &status);
-      if (token < 0) return queue_alone(JobKind::kResidual, slot);
-    } else {
-      target_masses(i, /*scan=*/false);
-      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
-        if (!touches(final, slot, verdict.x, block)) continue;
-        const double mass = chunk_sums(sparse_residual(i, final, verdict.x, block), s_.pick + warp_index());
-        if (lane_index() == 0) masses_[block] = mass;
-      }
-      scan_masses();
-      token = pick_from_masses(i, final, verdict.x, 0, &status);
-    }
-    emit_drawn(i, token);
-    finish(slot, status);
-  }
-
-  /// The residual of slot begin_ was made by a pass over both rows.
-  __device__ void end_after_residual() {
-    for (int block = thread(); block < plan_.num_blocks; block += kCtaSize) {
-      masses_[block] = static_cast<double>(__ldcg(plan_.masses + request_.index * plan_.num_blocks + block));
-    }
-    scan_masses();
-    Status status = Status::kOk;
-    const int64_t draw_number = params_.final_uniforms ? 0 : 2 * kThinningAttempts;
-    const int64_t token = pick_from_masses(0, Final::kDenseResidual, -1, draw_number, &status);
-    emit_drawn(0, token);
-    finish(begin_, status);
-  }
-
-  /// Masses of p by block.
-  __device__ __noinline__ void target_masses(int i, bool scan = true) {
-    const RowLaw& law = s_.laws[i];
-    for (int block = thread(); block < plan_.num_blocks; block += kCtaSize) {
-      const BlockStats stats = load_stats(target_stats(begin_ + i) + block);
-      masses_[block] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * prob_of(law, stats.max) : 0.0;
-    }
-    if (scan) {
-      scan_masses();
-    } else {
+    Final final = verdict.final;
+    const bool thins = final == Final::kDenseResidual && !has_residual;
+    if (thins && params_.final_uniforms) return -1;
+    if (thins) final = Final::kTarget;
+#pragma unroll 1
+    for (;;) {
+      find_masses(i, final, verdict.x);
+      if (thins || s_.total > 0.0) break;
+      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
+      if (s_.total != s_.total) *status = Status::kUnusableDraftLaw;
+      final = Final::kTarget;
       __syncthreads();
     }
+    const int64_t draw_number = has_residual && !params_.final_uniforms ? 2 * kThinningAttempts : 0;
+    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
+#pragma unroll 1
+    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
+      const int attempt = first + warp_index();
+      int64_t y = -1;
+      bool kept = false, unusable = false;
+      if (thins || attempt == 0) {
+        y = pick(i, final, verdict.x, final_uniform(slot, thins ? 2 * attempt : draw_number) * s_.total);
+        kept = true;
+      }
+      if (thins) {
+        const double u = final_uniform(slot, 2 * attempt + 1);
+        const double p = exp2_out_of_line(s_.laws[i].log2_prob(element(target_row(slot), y)));
+        const double q = dense_prob(i, element(draft_row(slot), y));
+        unusable = !is_finite(q);
+        kept = unusable || u * p < p - q;
+      }
+      if (lane_index() == 0) s_.attempts[attempt] = {y, kept, unusable};
+      __syncthreads();
+#pragma unroll 1
+      for (int a = first; a < first + kWarpsPerCta; ++a) {
+        if (!s_.attempts[a].kept) continue;
+        if (s_.attempts[a].unusable) *status = Status::kUnusableDraftLaw;
+        return s_.attempts[a].token;
+      }
+    }
+    return -1;
   }
 
-  /// Sums of the masses before each block, and of all, in the order of the blocks.
-  __device__ __noinline__ void scan_masses() {
+  /// Masses by block, and their sums in the order of the blocks: before each block, and of all.
+  __device__ __forceinline__ void find_masses(int i, Final final, int64_t x) {
+    const int64_t slot = begin_ + i;
+    const BlockStats* stats = target_stats(slot);
+    const float* residual = plan_.masses + request_.index * plan_.num_blocks;
+#pragma unroll 1
+    for (int block = thread(); block < plan_.num_blocks; block += kCtaSize) {
+      double mass = 0.0;
+      if (final == Final::kDenseResidual) {
+        mass = static_cast<double>(__ldcg(residual + block));
+      } else if (const BlockStats of_block = load_stats(stats + block); of_block.sum > 0.0f) {
+        mass = static_cast<double>(of_block.sum) * exp2_out_of_line(s_.laws[i].log2_prob(of_block.max));
+      }
+      masses_[block] = mass;
+    }
     __syncthreads();
+    if (final == Final::kTargetWithoutDraft || final == Final::kSupportResidual) {
+#pragma unroll 1
+      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
+        if (!touches(final, slot, x, block)) continue;
+        const double mass = chunk_sums(sparse_residual(i, final, x, block), s_.pick + warp_index());
+        if (lane_index() == 0) masses_[block] = mass;
+      }
+      __syncthreads();
+    }
     if (thread() == 0) {
       double total = 0.0;
-      for (int block = 0; block < plan_.num_blocks; ++block) {
-        prefixes_[block] = total;
-        total = total + masses_[block];
+      constexpr int kInStep = 8;
+#pragma unroll 1
+      for (int first = 0; first < plan_.num_blocks; first += kInStep) {
+        double masses[kInStep];
+#pragma unroll
+        for (int j = 0; j < kInStep; ++j) masses[j] = first + j < plan_.num_blocks ? masses_[first + j] : 0.0;
+#pragma unroll
+        for (int j = 0; j < kInStep; ++j) {
+          if (first + j < plan_.num_blocks) prefixes_[first + j] = total;
+          total = total + masses[j];
+        }
       }
       s_.total = total;
     }
     __syncthreads();
   }
 
-  /// A token by the masses in shared memory; of p, if these leave nothing.
-  __device__ int64_t pick_from_masses(int i, Final final, int64_t x, int64_t draw_number, Status* status) {
-    if (!(s_.total > 0.0)) {
-      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
-      if (s_.total != s_.total) *status = Status::kUnusableDraftLaw;
-      final = Final::kTarget;
-      __syncthreads();
-      target_masses(i);
-    }
-    if (warp_index() == 0) {
-      const int64_t token = pick(i, final, x, final_uniform(begin_ + i, draw_number) * s_.total);
-      if (lane_index() == 0) s_.tokens[0] = token;
-    }
-    __syncthreads();
-    return s_.tokens[0];
-  }
-
-  /// A recovered token without a pass over the rows: a token of p is kept with probability
-  /// max(p - q, 0) / p, which gives the law of the residual exactly. -1 after too many attempts.
-  __device__ int64_t thin(int i, Status* status) {
-    const int64_t slot = begin_ + i;
-    for (int first = 0; first < kThinningAttempts; first += kWarpsPerCta) {
-      const int attempt = first + warp_index();
-      const int64_t y = pick(i, Final::kTarget, -1, final_uniform(slot, 2 * attempt) * s_.total);
-      const double p = prob_of(s_.laws[i], element(target_row(slot), y));
-      const double q = dense_prob(i, y);
-      if (lane_index() == 0) {
-        s_.tokens[attempt] = y;
-        s_.unusable[attempt] = !is_finite(q);
-        s_.kept[attempt] = !is_finite(q) || final_uniform(slot, 2 * attempt + 1) * p < p - q;
-      }
-      __syncthreads();
-      for (int a = first; a < first + kWarpsPerCta; ++a) {
-        if (!s_.kept[a]) continue;
-        if (s_.unusable[a]) *status = Status::kUnusableDraftLaw;
-        return s_.tokens[a];
-      }
-    }
-    return -1;
-  }
-
   /// The token at `threshold` of the masses by block, found by one warp.
-  __device__ __noinline__ int64_t pick(int i, Final final, int64_t x, double threshold) {
+  __device__ __forceinline__ int64_t pick(int i, Final final, int64_t x, double threshold) {
     int chosen = -1, last = 0;
+#pragma unroll 1
     for (int first = 0; first < plan_.num_blocks && chosen < 0; first += kWarpSize) {
       const int block = first + lane_index();
       const double mass = block < plan_.num_blocks ? masses_[block] : 0.0;
@@ -638,40 +722,44 @@ class Judge {
 
     const int64_t slot = begin_ + i;
     const BlockRef block = block_of(params_, target_row(slot), chosen);
+    const float max = load_stats(target_stats(slot) + chosen).max;
     PickScratch* scratch = s_.pick + warp_index();
     int found;
     if (final == Final::kDenseResidual) {
-      const WeightsOfLogits target = probs_of_block(block, s_.laws[i], target_max(slot, chosen));
+      fetch_block(block, stage_);
+      const WeightsOfLogits target = probs_of_block(block, stage_, s_.laws[i], max);
       const BlockRef draft_block = block_of(params_, draft_row(slot), chosen);
       if (params_.draft_law == DraftLawKind::kProbs) {
         found = pick_in_block(Residual<GivenProbs>{target, {draft_block}}, rest, scratch);
       } else {
-        const float max = plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max : block_max(draft_block);
-        const WeightsOfLogits draft = probs_of_block(draft_block, s_.laws[kLargestWave + i], max);
+        const float draft_max = plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max
+                                                       : block_max(draft_block);
+        const WeightsOfLogits draft = probs_of_block(draft_block, nullptr, s_.laws[kLargestWave + i], draft_max);
         found = pick_in_block(Residual<WeightsOfLogits>{target, draft}, rest, scratch);
       }
     } else if (touches(final, slot, x, chosen)) {
       found = pick_in_block(sparse_residual(i, final, x, chosen), rest, scratch);
     } else {
       // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
-      const float max = target_max(slot, chosen);
-      rest = rest / prob_of(s_.laws[i], max);
-      found = pick_in_block(WeightsOfLogits(block, max, request_.scale, 1.0f), rest, scratch);
+      fetch_block(block, stage_);
+      rest = rest / exp2_out_of_line(s_.laws[i].log2_prob(max));
+      found = pick_in_block(WeightsOfLogits(block, stage_, max, request_.scale, 1.0f), rest, scratch);
     }
     return block.begin + found;
   }
 
-  __device__ float target_max(int64_t slot, int block) const { return load_stats(target_stats(slot) + block).max; }
-
-  __device__ SparseResidual sparse_residual(int i, Final final, int64_t x, int block) const {
+  __device__ __forceinline__ SparseResidual sparse_residual(int i, Final final, int64_t x, int block) const {
     const int64_t slot = begin_ + i;
     const BlockRef ref = block_of(params_, target_row(slot), block);
-    return {probs_of_block(ref, s_.laws[i], target_max(slot, block)), &params_,
-            final == Final::kTargetWithoutDraft, request_.first_draft + slot, x};
+    fetch_block(ref, stage_);
+    const float max = load_stats(target_stats(slot) + block).max;
+    return {probs_of_block(ref, stage_, s_.laws[i], max), params_.draft_support_ids, params_.draft_support_logprobs,
+            params_.draft_support_size, params_.vocab_size, final == Final::kTargetWithoutDraft,
+            request_.first_draft + slot, x};
   }
 
   /// Whether a block holds an id that a one-hot or sparse draft law takes something away from.
-  __device__ bool touches(Final final, int64_t slot, int64_t x, int block) const {
+  __device__ __forceinline__ bool touches(Final final, int64_t slot, int64_t x, int block) const {
     if (final == Final::kTargetWithoutDraft) return x / kBlockSize == block;
     if (final != Final::kSupportResidual) return false;
     bool touched = false;
@@ -684,7 +772,7 @@ class Judge {
 
   // ---- Results ----
 
-  __device__ void emit(int64_t slot, int64_t token) const {
+  __device__ __forceinline__ void emit(int64_t slot, int64_t token) const {
     const int64_t i = request_.index * params_.width + slot;
     if (params_.token_ids_are_int64) {
       static_cast<int64_t*>(params_.token_ids)[i] = token;
@@ -693,13 +781,13 @@ class Judge {
     }
   }
 
-  __device__ void emit_logprob(int64_t slot, double logprob) const {
+  __device__ __forceinline__ void emit_logprob(int64_t slot, double logprob) const {
     if (params_.logprobs != nullptr) {
       params_.logprobs[request_.index * params_.width + slot] = static_cast<float>(logprob);
     }
   }
 
-  __device__ __noinline__ void emit_with_logprob(int i, int64_t token) const {
+  __device__ __forceinline__ void emit_with_logprob(int i, int64_t token) const {
     emit(begin_ + i, token);
     if (params_.logprobs == nullptr) return;
     const bool has_prob = row_status(i) == Status::kOk;
@@ -707,12 +795,8 @@ class Judge {
                                       : __builtin_nan(""));
   }
 
-  __device__ void emit_drawn(int i, int64_t token) const {
-    if (thread() == 0) emit_with_logprob(i, token);
-  }
-
   /// What slot begin_ + i leaves behind, where `last` is the first that was not accepted.
-  __device__ void write_slot(int i, int last) const {
+  __device__ __forceinline__ void write_slot(int i, int last) const {
     if (i > last) return;
     const int64_t slot = begin_ + i;
     const Verdict& verdict = s_.verdicts[i];
@@ -725,7 +809,7 @@ class Judge {
     }
   }
 
-  __device__ void finish(int64_t num_accepted, Status status) const {
+  __device__ __forceinline__ void finish(int64_t num_accepted, Status status) const {
     for (int64_t slot = num_accepted + 1 + thread(); slot < params_.width; slot += kCtaSize) {
       emit(slot, -1);
       emit_logprob(slot, __builtin_nan(""));
@@ -748,45 +832,43 @@ class Judge {
 
   // ---- What is read next ----
 
-  __device__ void publish(RequestState next, int num_jobs) const {
+  __device__ __forceinline__ void publish(RequestState next, int num_jobs) const {
     next.expected = static_cast<uint32_t>(num_jobs) * static_cast<uint32_t>(plan_.units_per_row);
     plan_.states[request_.index] = next;
   }
 
-  __device__ void queue_alone(JobKind kind, int64_t slot) const {
+  __device__ __forceinline__ void queue_alone(JobKind kind, int i) const {
     if (thread() != 0) return;
+    const int32_t slot = begin_ + i;
     const bool residual = kind == JobKind::kResidual;
-    publish({0, 0, static_cast<int32_t>(slot), end_, static_cast<int32_t>(residual ? draft_ready_ : slot) + 1,
-             residual},
-            1);
+    publish({0, 0, slot, end_, (residual ? draft_ready_ : slot) + 1, residual}, 1);
     if (residual) {
-      plan_.laws[2 * request_.index] = s_.laws[slot - begin_];
-      plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + slot - begin_];
+      plan_.laws[2 * request_.index] = s_.laws[i];
+      plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
     }
     const auto place = atomicAdd(&plan_.counters->num_queued, 1ULL);
     store_release(plan_.queue + place, packed(kind, request_.index, slot));
   }
 
-  __device__ void queue_next_wave() const {
+  __device__ __forceinline__ void queue_next_wave() const {
     if (thread() != 0) return;
     const int64_t end = min(request_.num_slots(params_), int64_t{end_} + plan_.slots_per_wave);
     const int num_targets = static_cast<int>(end - end_);
-    const int num_drafts =
-        plan_.eager_drafts ? static_cast<int>(min(end, request_.num_drafts) - min(int64_t{end_}, request_.num_drafts))
-                           : 0;
+    const int num_drafts = plan_.eager_drafts ? static_cast<int>(min(end, request_.num_drafts) - end_) : 0;
     publish({0, 0, end_, static_cast<int32_t>(end), 0, 0}, num_targets + num_drafts);
     auto place = atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
-    for (int64_t slot = end_; slot < end; ++slot) {
-      store_release(plan_.queue + place++, packed(JobKind::kTarget, request_.index, slot));
-      if (slot - end_ < num_drafts) {
-        store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, slot));
-      }
+#pragma unroll 1
+    for (int i = 0; i < num_targets; ++i) {
+      store_release(plan_.queue + place++, packed(JobKind::kTarget, request_.index, end_ + i));
+      if (i < num_drafts) store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, end_ + i));
     }
   }
 
   const Plan& plan_;
   const ChainParams& params_;
-  const Request request_;
+  const Request& request_;
+  /// The warp's own.
+  uint4* stage_;
   Scratch& s_;
   double* masses_;
   double* prefixes_;
@@ -794,83 +876,105 @@ class Judge {
   int begin_ = 0, end_ = 0, draft_ready_ = -1;
 };
 
-__device__ __noinline__ void judge(const Plan& plan, int64_t request, void* shared) {
-  Scratch& scratch = *static_cast<Scratch*>(shared);
-  Judge(plan, request, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
+/// Fills in what the warps of a unit need to know of its row.
+__device__ __forceinline__ void describe_row(const Plan& plan, Job* job) {
+  const Request& request = job->request;
+  const bool is_draft = job->kind == JobKind::kDraft;
+  const int64_t row = (is_draft ? request.first_draft : request.first_row) + job->slot;
+  job->with_sum = is_draft || needs_law(plan.params, request);
+  job->scale = is_draft ? request.draft_scale : request.scale;
+  job->row = row_of(is_draft ? plan.params.draft : plan.params.target, row);
+  job->stats = (is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks;
+  // A law that is not asked for: the unit only arrives.
+  if (is_draft && (!request.has_law || request.greedy)) job->stats = nullptr;
 }
 
 /// A unit of the first wave of every request; kNone where the request has no such row.
-__device__ Job initial_job(const Plan& plan, uint64_t ticket) {
-  const uint64_t number = ticket / static_cast<uint32_t>(plan.units_per_row);
-  const int unit = static_cast<int>(ticket - number * static_cast<uint32_t>(plan.units_per_row));
-  const int64_t r = static_cast<int64_t>(number / static_cast<uint32_t>(plan.jobs_per_request));
-  const int64_t j = static_cast<int64_t>(number) - r * plan.jobs_per_request;
-  const int64_t slot = plan.eager_drafts ? j / 2 : j;
+__device__ __forceinline__ void take_initial_job(const Plan& plan, uint32_t number, Job* job) {
+  const uint32_t r = number / static_cast<uint32_t>(plan.jobs_per_request);
+  const int j = static_cast<int>(number - r * static_cast<uint32_t>(plan.jobs_per_request));
   const bool is_draft = plan.eager_drafts && j % 2 == 1;
-  const Request request(plan.params, r);
+  job->kind = is_draft ? JobKind::kDraft : JobKind::kTarget;
+  job->slot = plan.eager_drafts ? j / 2 : j;
+  const Request request = Request::load(plan.params, r);
   const int64_t num_slots = request.num_slots(plan.params);
-  if (slot >= (is_draft ? request.num_drafts : num_slots)) return {JobKind::kNone, r, slot, unit, 0};
+  if (job->slot >= (is_draft ? request.num_drafts : num_slots)) job->kind = JobKind::kNone;
   const int64_t wave = plan.slots_per_wave;
   const int64_t num_rows = min(wave, num_slots) + (plan.eager_drafts ? min(wave, request.num_drafts) : 0);
-  return {is_draft ? JobKind::kDraft : JobKind::kTarget, r, slot, unit,
-          static_cast<uint32_t>(num_rows) * static_cast<uint32_t>(plan.units_per_row)};
+  job->expected = static_cast<uint32_t>(num_rows) * static_cast<uint32_t>(plan.units_per_row);
+  job->request = request;
 }
 
-/// Waits for a queued unit; request -1 once every request is finished.
-__device__ Job queued_job(const Plan& plan, uint64_t ticket) {
-  const uint64_t number = ticket / static_cast<uint32_t>(plan.units_per_row);
-  const int unit = static_cast<int>(ticket - number * static_cast<uint32_t>(plan.units_per_row));
-  const uint64_t* place = plan.queue + (number - plan.initial_jobs);
+/// Waits for a queued unit; kAllDone once every request is finished.
+__device__ __forceinline__ void take_queued_job(const Plan& plan, uint64_t place, Job* job) {
   const volatile unsigned long long* num_finished = &plan.counters->num_finished;
   for (;;) {
+    // In this order: nothing is queued once all are finished.
     const bool all_finished = *num_finished == static_cast<unsigned long long>(plan.params.batch);
-    const bool is_place = number - plan.initial_jobs < plan.queue_size;
-    const uint64_t entry = is_place ? load_acquire(place) : 0;
+    const uint64_t entry = place < plan.queue_size ? load_acquire(plan.queue + place) : 0;
     if (entry != 0) {
       const int64_t r = static_cast<int64_t>(entry >> 32) - 1;
-      return {static_cast<JobKind>(entry & 3), r, static_cast<int64_t>((entry & 0xFFFFFFFF) >> 2), unit,
-              __ldcg(&plan.states[r].expected)};
+      job->kind = static_cast<JobKind>(entry & 3);
+      job->slot = static_cast<int64_t>((entry & 0xFFFFFFFF) >> 2);
+      job->expected = __ldcg(&plan.states[r].expected);
+      job->request = Request::load(plan.params, r);
+      return;
     }
-    if (all_finished) return {JobKind::kNone, -1, 0, 0, 0};
-    __nanosleep(64);
+    if (all_finished) {
+      job->kind = JobKind::kAllDone;
+      return;
+    }
+    __nanosleep(32);
   }
 }
 
+__device__ __forceinline__ void take_job(const Plan& plan, Job* job) {
+  const uint64_t ticket = atomicAdd(&plan.counters->next_ticket, 1ULL);
+  const auto units_per_row = static_cast<uint32_t>(plan.units_per_row);
+  if (ticket < plan.initial_units) {
+    const uint32_t number = static_cast<uint32_t>(ticket) / units_per_row;
+    job->unit = static_cast<int>(static_cast<uint32_t>(ticket) - number * units_per_row);
+    take_initial_job(plan, number, job);
+  } else {
+    const uint64_t queued = ticket - plan.initial_units;
+    const uint64_t place = queued / units_per_row;
+    job->unit = static_cast<int>(queued - place * units_per_row);
+    take_queued_job(plan, place, job);
+  }
+  describe_row(plan, job);
+}
+
 /// The mass of max(p - q, 0) in one block, NaN if the draft law is not usable there.
-__device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot, int block) {
+__device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot, int block,
+                                            uint4* stage) {
   const ChainParams& params = plan.params;
   const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
   const BlockRef target_block = block_of(params, row_of(params.target, row), block);
   const BlockRef draft_block = block_of(params, row_of(params.draft, draft), block);
   const float target_max = load_stats(plan.target_stats + row * plan.num_blocks + block).max;
-  const WeightsOfLogits target = probs_of_block(target_block, load_law(plan.laws + 2 * request.index), target_max);
+  fetch_block(target_block, stage);
+  const WeightsOfLogits target =
+      probs_of_block(target_block, stage, load_law(plan.laws + 2 * request.index), target_max);
   if (params.draft_law == DraftLawKind::kProbs) {
     return sum_in_lanes(Residual<GivenProbs>{target, {draft_block}}, target_block.rows());
   }
   const float draft_max = plan.reads_draft_rows ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
                                                 : block_max(draft_block);
   const WeightsOfLogits draft_probs =
-      probs_of_block(draft_block, load_law(plan.laws + 2 * request.index + 1), draft_max);
+      probs_of_block(draft_block, nullptr, load_law(plan.laws + 2 * request.index + 1), draft_max);
   return sum_in_lanes(Residual<WeightsOfLogits>{target, draft_probs}, target_block.rows());
 }
 
 /// One warp's share of a unit: one block of one row.
-__device__ void run_block(const Plan& plan, const Job& job, int block, uint4* stage) {
-  const ChainParams& params = plan.params;
-  const Request request(params, job.request);
+__device__ __forceinline__ void run_block(const Plan& plan, const Job& job, int block, uint4* stage) {
   if (job.kind == JobKind::kResidual) {
-    const float mass = residual_mass(plan, request, job.slot, block);
-    if (lane_index() == 0) plan.masses[request.index * plan.num_blocks + block] = mass;
+    const float mass = residual_mass(plan, job.request, job.slot, block, stage);
+    if (lane_index() == 0) plan.masses[job.request.index * plan.num_blocks + block] = mass;
     return;
   }
-  const bool is_draft = job.kind == JobKind::kDraft;
-  if (is_draft && (!request.has_law || request.greedy)) return;
-  const int64_t row = is_draft ? request.first_draft + job.slot : request.first_row + job.slot;
-  const BlockRef ref = block_of(params, row_of(is_draft ? params.draft : params.target, row), block);
-  const BlockStats stats = block_stats(ref, is_draft ? request.draft_scale : request.scale,
-                                       is_draft || needs_law(params, request), stage);
-  BlockStats* out = (is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks + block;
-  if (lane_index() == 0) *reinterpret_cast<float2*>(out) = make_float2(stats.max, stats.sum);
+  if (job.stats == nullptr) return;
+  const BlockStats stats = block_stats(block_of(plan.params, job.row, block), job.scale, job.with_sum, stage);
+  if (lane_index() == 0) *reinterpret_cast<float2*>(job.stats + block) = make_float2(stats.max, stats.sum);
 }
 
 __global__ void __launch_bounds__(kCtaSize) clear_workspace(uint4* words, int64_t num_words) {
@@ -883,30 +987,31 @@ __global__ void __launch_bounds__(kCtaSize) clear_workspace(uint4* words, int64_
   }
 }
 
-__global__ void __launch_bounds__(kCtaSize, 5) run_chain(const __grid_constant__ Plan plan) {
+__global__ void __launch_bounds__(kCtaSize, 4) run_chain(const __grid_constant__ Plan plan) {
   extern __shared__ uint4 shared[];
   __shared__ Job job;
   __shared__ bool is_last;
   uint4* stage = shared + warp_index() * plan.stage_words;
+  Scratch& scratch = *reinterpret_cast<Scratch*>(shared + kWarpsPerCta * plan.stage_words);
   wait_for_cleared_workspace();
   for (;;) {
-    if (threadIdx.x == 0) {
-      const uint64_t ticket = atomicAdd(&plan.counters->next_ticket, 1ULL);
-      job = ticket < plan.initial_units ? initial_job(plan, ticket) : queued_job(plan, ticket);
-    }
+    if (threadIdx.x == 0) take_job(plan, &job);
     __syncthreads();
-    if (job.request < 0) return;
+    if (job.kind == JobKind::kAllDone) return;
     if (job.kind != JobKind::kNone) {
       const int block = job.unit * kBlocksPerUnit + warp_index();
       if (block < plan.num_blocks) run_block(plan, job, block, stage);
       __syncthreads();
       if (threadIdx.x == 0) {
         __threadfence();
-        is_last = atomicAdd(&plan.states[job.request].arrived, 1u) + 1 == job.expected;
+        is_last = atomicAdd(&plan.states[job.request.index].arrived, 1u) + 1 == job.expected;
         __threadfence();
       }
       __syncthreads();
-      if (is_last) judge(plan, job.request, shared);
+      if (is_last) {
+        const Request request = job.request;
+        Judge(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
+      }
     }
     __syncthreads();
   }
@@ -1019,8 +1124,8 @@ void choose_wave(Plan& plan, int warps_on_device) {
     }
   }
   plan.jobs_per_request = plan.slots_per_wave * (plan.eager_drafts ? 2 : 1);
-  plan.initial_jobs = static_cast<uint64_t>(plan.params.batch) * plan.jobs_per_request;
-  plan.initial_units = plan.initial_jobs * plan.units_per_row;
+  plan.initial_units = static_cast<uint64_t>(plan.params.batch) * static_cast<uint64_t>(plan.jobs_per_request) *
+                       static_cast<uint64_t>(plan.units_per_row);
 }
 
 }  // namespace
@@ -1039,7 +1144,7 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
                     (plan.reads_draft_rows && params.draft.dtype == DType::kFloat32);
   const DType widest = wide ? DType::kFloat32 : DType::kBFloat16;
   plan.stage_words = stage_words(widest);
-  const int ctas = facts.num_multiprocessors * (wide ? 3 : 5);
+  const int ctas = facts.num_multiprocessors * (wide ? 2 : 4);
   choose_wave(plan, ctas * kWarpsPerCta);
 
   const auto num_words = static_cast<int64_t>(layout.cleared / 16);
@@ -1047,8 +1152,8 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   clear_workspace<<<clear_grid, kCtaSize, 0, stream>>>(static_cast<uint4*>(workspace), num_words);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
 
-  const size_t shared = std::max(kWarpsPerCta * plan.stage_words * sizeof(uint4),
-                                 sizeof(Scratch) + 2 * sizeof(double) * static_cast<size_t>(plan.num_blocks));
+  const size_t shared = kWarpsPerCta * plan.stage_words * sizeof(uint4) + sizeof(Scratch) +
+                        2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(std::min<uint64_t>(ctas, plan.initial_units));
   config.blockDim = kCtaSize;

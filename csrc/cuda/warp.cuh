@@ -20,6 +20,18 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
+__device__ __forceinline__ int warp_min(int value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(kAllLanes, value);
+#else
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance >= 1; distance /= 2) {
+    value = min(value, __shfl_xor_sync(kAllLanes, value, distance));
+  }
+  return value;
+#endif
+}
+
 /// The index of the first lane where the condition holds; -1 where there is none.
 __device__ __forceinline__ int first_lane(bool condition) {
   return __ffs(static_cast<int>(__ballot_sync(kAllLanes, condition))) - 1;
