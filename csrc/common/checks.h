@@ -1,5 +1,6 @@
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -62,6 +63,10 @@ inline ShapeOf shape_of(const Tensor& tensor) { return {tensor}; }
 class Checks {
  public:
   explicit Checks(const char* op) : op_(op) {}
+  /// Checks of the tensors' device too: each must be where `first` is.
+  Checks(const char* op, const Tensor& first) : op_(op), first_(&first) {}
+
+  const char* op() const { return op_; }
 
   template <class... Parts>
   void require(bool condition, const Parts&... parts) const {
@@ -75,6 +80,7 @@ class Checks {
   /// The dtype is one of those allowed, which `expected` spells out.
   void dtype(const Tensor& tensor, const char* name, std::initializer_list<ScalarType> allowed,
              const char* expected) const {
+    if (first_ != nullptr) device(tensor, name);
     const ScalarType actual = dtype_of(tensor);
     for (ScalarType dtype : allowed) {
       if (actual == dtype) return;
@@ -121,7 +127,17 @@ class Checks {
   }
 
  private:
+  void device(const Tensor& tensor, const char* name) const {
+    int32_t type, expected;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(first_->get(), &expected));
+    require(type == expected && tensor.get_device_index() == first_->get_device_index(), name,
+            " must be on the device of the other tensors, index ", first_->get_device_index(), ", got ",
+            type == expected ? "index " : "one of another kind, index ", tensor.get_device_index());
+  }
+
   const char* op_;
+  const Tensor* first_ = nullptr;
 };
 
 }  // namespace specdec_ops

@@ -76,21 +76,30 @@ SPECDEC_HOST_DEVICE RowMax row_max_from_blocks(const BlockStats* blocks, int num
   return row;
 }
 
-SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const BlockStats* blocks,
-                                               int num_blocks) {
+/// 2^ of how far a block's maximum lies below the row's: what its sum counts for in the row's.
+SPECDEC_HOST_DEVICE double block_weight(const BlockStats& block, float row_max, float scale) {
+  return exp2_f64((static_cast<double>(block.max) - static_cast<double>(row_max)) *
+                  static_cast<double>(scale));
+}
+
+/// The law of a row whose weights relative to its maximum add up to `total`.
+SPECDEC_HOST_DEVICE RowLaw row_law_from_total(float scale, RowMax row, double total) {
   if (row.non_finite) return {scale, row.max, 0.0, __builtin_nan("")};
   if (!(row.max > -__builtin_inff())) return {scale, row.max, 0.0, -__builtin_inf()};
-  double total = 0.0;
-  for (int b = 0; b < num_blocks; ++b) {
-    if (!(blocks[b].sum > 0.0f)) continue;
-    const double distance =
-        (static_cast<double>(blocks[b].max) - static_cast<double>(row.max)) * static_cast<double>(scale);
-    total = fma64(static_cast<double>(blocks[b].sum), exp2_f64(distance), total);
-  }
   const double log2_total = log2_f64(total);
   const double log2_sum = fma64(static_cast<double>(row.max), static_cast<double>(scale), log2_total);
   const RowLaw law = row_law_from_logsumexp(scale, log2_sum * kLn2);
   return law.usable() ? law : RowLaw{scale, row.max, log2_total, log2_sum * kLn2};
+}
+
+SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const BlockStats* blocks,
+                                               int num_blocks) {
+  double total = 0.0;
+  for (int b = 0; b < num_blocks; ++b) {
+    if (!(blocks[b].sum > 0.0f)) continue;
+    total = fma64(static_cast<double>(blocks[b].sum), block_weight(blocks[b], row.max, scale), total);
+  }
+  return row_law_from_total(scale, row, total);
 }
 
 }  // namespace specdec_ops

@@ -23,7 +23,7 @@ struct IntView {
   bool is_int64 = false;
   int64_t row_stride = 0;
 
-  explicit operator bool() const { return data != nullptr; }
+  SPECDEC_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
 /// Like IntView, to write to.
@@ -43,7 +43,7 @@ struct RealView {
   bool is_float64 = false;
   int64_t row_stride = 0;
 
-  explicit operator bool() const { return data != nullptr; }
+  SPECDEC_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
 /// bool values, `stride` elements apart.
@@ -51,7 +51,7 @@ struct BoolView {
   const bool* data = nullptr;
   int64_t stride = 0;
 
-  explicit operator bool() const { return data != nullptr; }
+  SPECDEC_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
 /// Like BoolView, to write to.

@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 NAMESPACE = "specdec_ops"
+_CUDA_MODULE = "_C_cuda"
 
 #: The reference of each op, by name.
 REFERENCES: dict[str, Callable[..., Any]] = {}
@@ -98,4 +99,11 @@ def load_backends() -> dict[str, str]:
     else:
         importlib.import_module(f"{NAMESPACE}._C")
         found["cpu"] = "native"
+    if torch.version.cuda is not None:
+        device = _CUDA_MODULE.removeprefix("_C_")
+        if importlib.util.find_spec(f"{NAMESPACE}.{_CUDA_MODULE}") is None:
+            found[device] = "not built: tensors go by way of the CPU"
+        else:
+            module = importlib.import_module(f"{NAMESPACE}.{_CUDA_MODULE}")
+            found[device] = f"native (built with CUDA {module.toolkit_version()})"
     return found

@@ -45,11 +45,11 @@ struct Exp2 {
     for (int u = 0; u < kInStep; ++u) fraction[u] = fma(fraction[u], scale, sub(magic, power[u]));
     for (int u = 0; u < kInStep; ++u) power[u] = shift_left_23(power[u]);
     for (int u = 0; u < kInStep; ++u) {
-      polynomial[u] = fma(set1(kExp2Coefficients[4]), fraction[u], set1(kExp2Coefficients[3]));
+      polynomial[u] = fma(set1(exp2_coefficient(4)), fraction[u], set1(exp2_coefficient(3)));
     }
     for (int c = 2; c >= 0; --c) {
       for (int u = 0; u < kInStep; ++u)
-        polynomial[u] = fma(polynomial[u], fraction[u], set1(kExp2Coefficients[c]));
+        polynomial[u] = fma(polynomial[u], fraction[u], set1(exp2_coefficient(c)));
     }
     for (int u = 0; u < kInStep; ++u) polynomial[u] = fma(polynomial[u], fraction[u], set1(1.0f));
   }

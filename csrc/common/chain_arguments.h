@@ -1,17 +1,14 @@
 #pragma once
 
-#include <cstdlib>
-#include <memory>
-
 #include "common/allocate.h"
+#include "common/chain_params.h"
 #include "common/checks.h"
 #include "common/fly.h"
 #include "common/tensor_views.h"
-#include "cpu/kernels/chain.h"
 
 /// From tensors to the parameters of the chain program: what verify_chain, sample and
 /// sample_recovered have in common.
-namespace specdec_ops::cpu {
+namespace specdec_ops {
 
 /// The draft-law arguments of an op.
 struct DraftLawArguments {
@@ -81,12 +78,11 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
   }
 }
 
-/// Whether a request needs random numbers.
-inline bool any_sampling(const ChainParams& params) {
+/// Of a batch in host memory: without random numbers every request must be greedy.
+inline void require_greedy(const Checks& checks, const ChainParams& params, const char* needed) {
   for (int64_t r = 0; r < params.batch; ++r) {
-    if (!is_greedy(static_cast<float>(at(params.temperature, r)))) return true;
+    checks.require(is_greedy(static_cast<float>(at(params.temperature, r))), needed, ", got neither");
   }
-  return false;
 }
 
 inline void set_seeds(const Checks& checks, const OptionalTensor& seeds, const OptionalTensor& positions,
@@ -107,8 +103,12 @@ inline void set_uniforms(const Checks& checks, const Tensor& uniforms, const cha
   checks.real(uniforms, name);
   checks.vector(uniforms, name, shape, size);
   *view = real_view(uniforms);
+}
+
+/// Of uniforms in host memory.
+inline void require_uniforms(const Checks& checks, const RealView& view, const char* name, int64_t size) {
   for (int64_t i = 0; i < size; ++i) {
-    const double u = at(*view, i);
+    const double u = at(view, i);
     checks.require(u >= 0.0 && u < 1.0, name, " must be in [0, 1), got ", u, " at index ", i);
   }
 }
@@ -122,8 +122,12 @@ inline void set_accept_rates(const Checks& checks, const Tensor& rates, int64_t 
                  max_num_draft_tokens == 1 ? " element" : " elements", ", got ", shape_of(rates));
   params->rule = Rule::kSynthetic;
   params->accept_rates = real_view(rates);
-  for (int64_t i = 0; i < rates.size(0); ++i) {
-    const double rate = at(params->accept_rates, i);
+}
+
+/// Of rates in host memory.
+inline void require_accept_rates(const Checks& checks, const ChainParams& params, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) {
+    const double rate = at(params.accept_rates, i);
     checks.require(rate >= 0.0 && rate <= 1.0, "accept_rates must be in [0, 1], got ", rate, " at index ", i);
   }
 }
@@ -140,17 +144,4 @@ inline void set_fly(const Checks& checks, int64_t window_size, double entropy_th
   params->fly_entropy_top_k = static_cast<int>(entropy_top_k);
 }
 
-/// Runs the program on torch's threads, with scratch memory of a size that depends on shapes alone.
-inline void run_chain_on_torch_threads(const ChainParams& params) {
-  const int num_workers = chain_num_workers(params, static_cast<int>(torch::stable::get_num_threads()));
-  const std::unique_ptr<void, decltype(&std::free)> workspace(
-      std::aligned_alloc(64, (chain_workspace_size(params, num_workers) + 63) / 64 * 64), &std::free);
-  if (workspace == nullptr) throw std::bad_alloc();
-  run_chain(params, workspace.get(), num_workers, [](int workers, void (*task)(void*, int), void* context) {
-    torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t worker = begin; worker < end; ++worker) task(context, static_cast<int>(worker));
-    });
-  });
-}
-
-}  // namespace specdec_ops::cpu
+}  // namespace specdec_ops

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/philox.h"
+#include "common/row_law.h"
+#include "common/views.h"
+
+/// What the chain program is asked to do: verification of draft chains, sampling and recovered tokens.
+namespace specdec_ops {
+
+enum class Rule : int32_t {
+  /// Accept a draft if u * q < p (Leviathan et al., arXiv 2211.17192).
+  kTokenLevel,
+  /// Reject every draft: what is left is the draw of a recovered token.
+  kRejectAll,
+  /// Accept the draft of a slot with the probability given for the slot, whatever p and q are.
+  kSynthetic,
+};
+
+enum class DraftLawKind : int32_t {
+  kOneHot,
+  kLogits,
+  kProbs,
+  /// K ids and log-probabilities a draft.
+  kSupport,
+};
+
+/// The arguments of one call. Views may be empty where a comment says so.
+struct ChainParams {
+  Rule rule = Rule::kTokenLevel;
+  int64_t batch = 0;
+  int64_t num_drafts = 0;
+  int64_t vocab_size = 0;
+
+  /// Request r has the rows cu[r] + r * bonus_rows + i; an empty cu means `drafts_per_request`.
+  RowsView target;
+  IntView cu_num_draft_tokens;
+  int64_t drafts_per_request = 0;
+  bool has_bonus_rows = true;
+  /// May be empty; where it is not, there are no bonus rows.
+  IntView bonus_token_ids;
+  /// May be empty where there are no drafts.
+  IntView draft_token_ids;
+
+  DraftLawKind draft_law = DraftLawKind::kOneHot;
+  /// Logits or probabilities.
+  RowsView draft;
+  /// May be empty.
+  RealView draft_logsumexp;
+  /// [drafts, draft_support_size]
+  IntView draft_support_ids;
+  RealView draft_support_logprobs;
+  int64_t draft_support_size = 0;
+  /// May be empty: every request has the law.
+  BoolView has_draft_law;
+
+  /// [slots], of kSynthetic.
+  RealView accept_rates;
+  /// How many drafts after a rejected one must be accepted for it to be accepted too (FLy); 0: it never is.
+  int64_t fly_window_size = 0;
+  double fly_entropy_threshold = 0.0;
+  int fly_entropy_top_k = 1;
+
+  RealView temperature;
+  /// May be empty: the target's.
+  RealView draft_temperature;
+
+  /// Either seeds and positions, or uniforms; neither where every request is greedy.
+  IntView seeds;
+  IntView positions;
+  RealView accept_uniforms;
+  RealView final_uniforms;
+  /// The stream and slot of the recovered, bonus or sampled token. In kDraft the position is that
+  /// of slot 0.
+  Stream final_stream = Stream::kTarget;
+  int64_t final_slot = 0;
+
+  /// [batch, width], all of it written; ids as in draft_token_ids.
+  void* token_ids = nullptr;
+  bool token_ids_are_int64 = false;
+  int64_t width = 1;
+  int32_t* status = nullptr;
+  /// These may be null.
+  int32_t* num_accepted = nullptr;
+  double* logsumexp = nullptr;    ///< [rows]
+  float* logprobs = nullptr;      ///< [batch, width]
+  float* accept_probs = nullptr;  ///< [drafts]
+};
+
+}  // namespace specdec_ops

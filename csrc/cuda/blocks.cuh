@@ -1,0 +1,685 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "common/row_law.h"
+#include "common/views.h"
+#include "cuda/warp.cuh"
+
+/// What a warp does with one block of a row; csrc/cpu/kernels/blocks.kernel.h defines the bits. A block is
+/// 16 rows of 256 lanes. Thread t owns the eight neighbouring lanes from 8 * t, which are one or two 16-byte
+/// loads a row, and adds them row by row: the order of the definition without a single shuffle.
+namespace specdec_ops::cuda {
+
+constexpr int kOctet = 8;
+constexpr int kRowsPerBlock = kBlockSize / kNumLanes;
+constexpr int kChunksPerBlock = kBlockSize / kChunkSize;
+static_assert(kNumLanes == kWarpSize * kOctet, "a warp holds one row of a block");
+
+constexpr float kMasked = -__builtin_inff();
+
+/// A row of logits or probabilities.
+struct RowRef {
+  const char* data;
+  DType dtype;
+
+  __device__ int item_size() const { return dtype == DType::kFloat32 ? 4 : 2; }
+};
+
+__device__ __forceinline__ RowRef row_of(const RowsView& rows, int64_t row) {
+  const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
+  return {static_cast<const char*>(rows.data) + row * rows.stride * item_size, rows.dtype};
+}
+
+/// Float32 operations of the weights: denormals count as 0, in and out.
+__device__ __forceinline__ float add_ftz(float a, float b) {
+  float result;
+  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float sub_ftz(float a, float b) {
+  float result;
+  asm("sub.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float mul_ftz(float a, float b) {
+  float result;
+  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ __forceinline__ float fma_ftz(float a, float b, float c) {
+  float result;
+  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+}
+/// NaN where b is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.ftz.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a > b ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float f16_low(uint32_t pair) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+}
+__device__ __forceinline__ float f16_high(uint32_t pair) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+}
+
+/// The largest of each half of two pairs; NaN loses in max2 and wins in max2_nan.
+template <DType kDType>
+struct Pairs;
+template <>
+struct Pairs<DType::kBFloat16> {
+  static constexpr uint32_t kMaskedPair = 0xFF80FF80;
+  static __device__ float low(uint32_t pair) { return bf16_low(pair); }
+  static __device__ float high(uint32_t pair) { return bf16_high(pair); }
+  static __device__ __nv_bfloat162 pair_of(uint32_t bits) { return reinterpret_cast<__nv_bfloat162&>(bits); }
+  static __device__ uint32_t max2(uint32_t a, uint32_t b) {
+    __nv_bfloat162 result = __hmax2(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+  static __device__ uint32_t max2_nan(uint32_t a, uint32_t b) {
+    __nv_bfloat162 result = __hmax2_nan(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+};
+template <>
+struct Pairs<DType::kFloat16> {
+  static constexpr uint32_t kMaskedPair = 0xFC00FC00;
+  static __device__ float low(uint32_t pair) { return f16_low(pair); }
+  static __device__ float high(uint32_t pair) { return f16_high(pair); }
+  static __device__ __half2 pair_of(uint32_t bits) { return reinterpret_cast<__half2&>(bits); }
+  static __device__ uint32_t max2(uint32_t a, uint32_t b) {
+    __half2 result = __hmax2(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+  static __device__ uint32_t max2_nan(uint32_t a, uint32_t b) {
+    __half2 result = __hmax2_nan(pair_of(a), pair_of(b));
+    return reinterpret_cast<uint32_t&>(result);
+  }
+};
+
+__device__ __forceinline__ float element(const RowRef& row, int64_t index) {
+  switch (row.dtype) {
+    case DType::kBFloat16:
+      return bf16_low(__ldg(reinterpret_cast<const unsigned short*>(row.data) + index));
+    case DType::kFloat16:
+      return f16_low(__ldg(reinterpret_cast<const unsigned short*>(row.data) + index));
+    default:
+      return __ldg(reinterpret_cast<const float*>(row.data) + index);
+  }
+}
+
+/// Eight elements from `index` on; `padding` from `end` on.
+__device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
+                                           float (&x)[kOctet]) {
+  const char* address = row.data + index * row.item_size();
+  if (index + kOctet > end || reinterpret_cast<uintptr_t>(address) % 16 != 0) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = index + j < end ? element(row, index + j) : padding;
+    return;
+  }
+  const uint4 first = __ldg(reinterpret_cast<const uint4*>(address));
+  const uint32_t words[4] = {first.x, first.y, first.z, first.w};
+  if (row.dtype == DType::kFloat32) {
+    const uint4 second = __ldg(reinterpret_cast<const uint4*>(address) + 1);
+    const uint32_t more[4] = {second.x, second.y, second.z, second.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      x[j] = __uint_as_float(words[j]);
+      x[j + 4] = __uint_as_float(more[j]);
+    }
+  } else if (row.dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
+  }
+}
+
+/// 2^((x - max) * scale) as two factors; 0 for everything below 2^-126. NaN stays NaN.
+struct Exp2 {
+  float reference, scale, floor;
+
+  __device__ Exp2(float block_max, float row_scale)
+      : reference(block_max), scale(row_scale), floor(-127.0f / row_scale) {}
+
+  __device__ __forceinline__ void factors(float x, float* polynomial, float* power) const {
+    // The floor rounds to n = -127, whose power has the bits of +0.
+    const float y = max_or_nan(floor, sub_ftz(x, reference));
+    const float shifted = fma_ftz(y, scale, kExp2Magic);
+    const float fraction = fma_ftz(y, scale, sub_ftz(kExp2Magic, shifted));
+    *power = __uint_as_float(__float_as_uint(shifted) << 23);
+    float sum = fma_ftz(exp2_coefficient(4), fraction, exp2_coefficient(3));
+    sum = fma_ftz(sum, fraction, exp2_coefficient(2));
+    sum = fma_ftz(sum, fraction, exp2_coefficient(1));
+    sum = fma_ftz(sum, fraction, exp2_coefficient(0));
+    *polynomial = fma_ftz(sum, fraction, 1.0f);
+  }
+};
+
+/// Out of line: a float64 polynomial is long, and not on the way of the units.
+static __device__ __noinline__ double exp2_out_of_line(double y) { return exp2_f64(y); }
+
+/// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so that
+/// each step moves half as many values as the one before.
+__device__ __forceinline__ float tree_sum(const float (&lanes)[kOctet]) {
+  const int lane = lane_index();
+  float four[4], two[2];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // lane l and l + 128: threads t and t + 16
+    const float mine = lane & 16 ? lanes[j + 4] : lanes[j], other = lane & 16 ? lanes[j] : lanes[j + 4];
+    four[j] = mine + __shfl_xor_sync(kAllLanes, other, 16);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {  // l + 64: t + 8
+    const float mine = lane & 8 ? four[j + 2] : four[j], other = lane & 8 ? four[j] : four[j + 2];
+    two[j] = mine + __shfl_xor_sync(kAllLanes, other, 8);
+  }
+  const float mine = lane & 4 ? two[1] : two[0], other = lane & 4 ? two[0] : two[1];
+  float sum = mine + __shfl_xor_sync(kAllLanes, other, 4);  // l + 32: t + 4
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 2);           // l + 16: t + 2
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 1);           // l + 8: t + 1
+  // Bits 4, 3 and 2 of the thread's index say which of the eight lanes that are left it holds.
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 16);
+  sum = sum + __shfl_xor_sync(kAllLanes, sum, 8);
+  return sum + __shfl_xor_sync(kAllLanes, sum, 4);
+}
+
+/// The first elements of a row from `index` on that a warp looks at.
+struct BlockRef {
+  RowRef row;
+  int64_t begin;
+  /// Elements, at most kBlockSize.
+  int size;
+
+  __device__ int rows() const { return (size + kNumLanes - 1) / kNumLanes; }
+};
+
+/// 16-byte words of shared memory in which a warp holds one block.
+constexpr int stage_words(DType dtype) { return kBlockSize * (dtype == DType::kFloat32 ? 4 : 2) / 16; }
+
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+#else
+  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/// Fetches a block into shared memory, padded with -inf to whole rows. A thread fetches what it will read, so
+/// nobody waits for another thread.
+template <DType kDType>
+__device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage) {
+  constexpr int kItemSize = kDType == DType::kFloat32 ? 4 : 2;
+  constexpr int kWords = kOctet * kItemSize / 16;
+  const int lane = lane_index();
+  const char* source = block.row.data + block.begin * kItemSize;
+  const bool aligned = reinterpret_cast<uintptr_t>(source) % 16 == 0;
+  if (aligned && block.size == kBlockSize) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerBlock; ++r) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        copy_async(stage + (r * kWords + w) * kWarpSize + lane,
+                   source + (r * kNumLanes + lane * kOctet) * kItemSize + w * 16);
+      }
+    }
+  } else {
+    for (int r = 0; r < block.rows(); ++r) {
+      const int i = r * kNumLanes + lane * kOctet;
+      float x[kOctet];
+      uint32_t words[kOctet];
+      if (aligned && i + kOctet <= block.size) {
+        for (int w = 0; w < kWords; ++w) {
+          copy_async(stage + (r * kWords + w) * kWarpSize + lane, source + i * kItemSize + w * 16);
+        }
+        continue;
+      }
+      if constexpr (kDType == DType::kFloat32) {
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          x[j] = i + j < block.size ? reinterpret_cast<const float*>(source)[i + j] : kMasked;
+          words[j] = __float_as_uint(x[j]);
+        }
+      } else {
+        const auto* items = reinterpret_cast<const unsigned short*>(source);
+        constexpr uint32_t kPadding = Pairs<kDType>::kMaskedPair & 0xFFFF;
+#pragma unroll
+        for (int j = 0; j < kOctet / 2; ++j) {
+          const uint32_t low = i + 2 * j < block.size ? items[i + 2 * j] : kPadding;
+          const uint32_t high = i + 2 * j + 1 < block.size ? items[i + 2 * j + 1] : kPadding;
+          words[j] = low | high << 16;
+        }
+      }
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        stage[(r * kWords + w) * kWarpSize + lane] =
+            make_uint4(words[w * 4], words[w * 4 + 1], words[w * 4 + 2], words[w * 4 + 3]);
+      }
+    }
+  }
+  wait_for_copies();
+}
+
+/// One row of the thread's lanes from shared memory.
+template <DType kDType>
+__device__ __forceinline__ void staged_words(const uint4* stage, int row,
+                                             uint32_t (&words)[kDType == DType::kFloat32 ? 8 : 4]) {
+  constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const uint4 four = stage[(row * kWords + w) * kWarpSize + lane_index()];
+    words[w * 4] = four.x;
+    words[w * 4 + 1] = four.y;
+    words[w * 4 + 2] = four.z;
+    words[w * 4 + 3] = four.w;
+  }
+}
+
+template <DType kDType>
+__device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* has_nan) {
+  float best = kMasked;
+  bool nan = false;
+  if constexpr (kDType == DType::kFloat32) {
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      uint32_t words[8];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x = __uint_as_float(words[j]);
+        best = fmaxf(best, x);
+        nan |= x != x;
+      }
+    }
+  } else {
+    using Pair = Pairs<kDType>;
+    uint32_t most[4], poisoned[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) most[j] = poisoned[j] = Pair::kMaskedPair;
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      uint32_t words[4];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        most[j] = Pair::max2(most[j], words[j]);
+        if (has_nan != nullptr) poisoned[j] = Pair::max2_nan(poisoned[j], words[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      best = fmaxf(best, fmaxf(Pair::low(most[j]), Pair::high(most[j])));
+      nan |= isnan(Pair::low(poisoned[j])) || isnan(Pair::high(poisoned[j]));
+    }
+  }
+  if (has_nan != nullptr) *has_nan = __any_sync(kAllLanes, nan);
+  return warp_max(best);
+}
+
+template <DType kDType>
+__device__ __forceinline__ BlockStats staged_argmax(const uint4* stage, int rows) {
+  bool has_nan;
+  const float best = staged_max<kDType>(stage, rows, &has_nan);
+  return {best, has_nan || best == -kMasked ? __builtin_nanf("") : 0.0f};
+}
+
+/// Maximum and sum of weights; the maximum alone, and whether all is finite, without `with_sum`.
+template <DType kDType>
+__device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows, float scale, bool with_sum) {
+  if (!with_sum) return staged_argmax<kDType>(stage, rows);
+  const float best = staged_max<kDType>(stage, rows, nullptr);
+  if (!(best > kMasked) || best == -kMasked) return staged_argmax<kDType>(stage, rows);
+  const Exp2 exp2(best, scale);
+  float sums[kOctet] = {};
+#pragma unroll 2
+  for (int r = 0; r < rows; ++r) {
+    constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
+    uint32_t words[kWords];
+    staged_words<kDType>(stage, r, words);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      float x, polynomial, power;
+      if constexpr (kDType == DType::kFloat32) {
+        x = __uint_as_float(words[j]);
+      } else {
+        x = j % 2 == 0 ? Pairs<kDType>::low(words[j / 2]) : Pairs<kDType>::high(words[j / 2]);
+      }
+      exp2.factors(x, &polynomial, &power);
+      sums[j] = fma_ftz(polynomial, power, sums[j]);
+    }
+  }
+  return {best, tree_sum(sums)};
+}
+
+__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, bool with_sum,
+                                                  uint4* stage) {
+  switch (block.row.dtype) {
+    case DType::kBFloat16:
+      stage_block<DType::kBFloat16>(block, stage);
+      return staged_stats<DType::kBFloat16>(stage, block.rows(), scale, with_sum);
+    case DType::kFloat16:
+      stage_block<DType::kFloat16>(block, stage);
+      return staged_stats<DType::kFloat16>(stage, block.rows(), scale, with_sum);
+    default:
+      stage_block<DType::kFloat32>(block, stage);
+      return staged_stats<DType::kFloat32>(stage, block.rows(), scale, with_sum);
+  }
+}
+
+/// Fetches a block into the warp's shared memory, for staged_octet. Out of line, like what follows: for judges.
+static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
+  __syncwarp();  // others may still read what is there
+  switch (block.row.dtype) {
+    case DType::kBFloat16:
+      stage_block<DType::kBFloat16>(block, stage);
+      break;
+    case DType::kFloat16:
+      stage_block<DType::kFloat16>(block, stage);
+      break;
+    default:
+      stage_block<DType::kFloat32>(block, stage);
+  }
+  __syncwarp();
+}
+
+/// Eight elements from shared memory, by any thread.
+__device__ __forceinline__ void staged_octet(const uint4* stage, DType dtype, int octet, float (&x)[kOctet]) {
+  if (dtype == DType::kFloat32) {
+    const uint4* first = stage + octet / kWarpSize * 2 * kWarpSize + octet % kWarpSize;
+    const uint4 low = first[0], high = first[kWarpSize];
+    const uint32_t words[kOctet] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = __uint_as_float(words[j]);
+    return;
+  }
+  const uint4 four = stage[octet];
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+  if (dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
+  }
+}
+
+/// The largest element that is not NaN, straight from global memory.
+static __device__ __noinline__ float block_max(BlockRef block) {
+  float best = kMasked;
+  for (int i = lane_index() * kOctet; i < block.size; i += kNumLanes) {
+    float x[kOctet];
+    load_octet(block.row, block.begin + i, block.begin + block.size, kMasked, x);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) best = fmaxf(best, x[j]);
+  }
+  return warp_max(best);
+}
+
+/// The first element that equals value, or -1.
+static __device__ __noinline__ int find_equal(BlockRef block, uint4* stage, float value) {
+  fetch_block(block, stage);
+  int found = kBlockSize;
+  for (int r = 0; r < block.rows(); ++r) {
+    float x[kOctet];
+    const int octet = r * kWarpSize + lane_index();
+    staged_octet(stage, block.row.dtype, octet, x);
+#pragma unroll
+    for (int j = kOctet - 1; j >= 0; --j) {
+      if (x[j] == value && octet * kOctet + j < found) found = octet * kOctet + j;
+    }
+  }
+  found = warp_min(found);
+  return found < block.size ? found : -1;
+}
+
+/// Sources of weights: octet(i, w) gives those of the ids from i on in a block, i a multiple of eight.
+struct WeightsOfLogits {
+  BlockRef block;
+  /// The block in shared memory; null: it is read where it is.
+  const uint4* stage;
+  Exp2 exp2;
+  float factor;
+  /// A fully masked block has no maximum to refer to.
+  bool masked;
+
+  __device__ WeightsOfLogits(const BlockRef& block_ref, const uint4* staged, float max, float scale,
+                             float factor_of_block)
+      : block(block_ref), stage(staged), exp2(max, scale), factor(factor_of_block), masked(max == kMasked) {}
+
+  __device__ int size() const { return block.size; }
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    float x[kOctet];
+    if (stage != nullptr) {
+      staged_octet(stage, block.row.dtype, i / kOctet, x);
+    } else {
+      load_octet(block.row, block.begin + i, block.begin + block.size, kMasked, x);
+    }
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      float polynomial, power;
+      exp2.factors(x[j], &polynomial, &power);
+      weights[j] = masked ? 0.0f : mul_ftz(mul_ftz(polynomial, power), factor);
+    }
+  }
+};
+
+/// The probabilities of a block of logits.
+__device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const uint4* stage, const RowLaw& law,
+                                                 float max) {
+  return WeightsOfLogits(block, stage, max, law.scale, static_cast<float>(exp2_out_of_line(law.log2_prob(max))));
+}
+
+/// Probabilities that came as they are, negative ones as 0; NaN for what is not finite.
+struct GivenProbs {
+  BlockRef block;
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    float x[kOctet];
+    load_octet(block.row, block.begin + i, block.begin + block.size, 0.0f, x);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) weights[j] = max_or_nan(0.0f, add_ftz(x[j], sub_ftz(x[j], x[j])));
+  }
+};
+
+/// max(p - q, 0), NaN if there is one.
+template <class Draft>
+struct Residual {
+  WeightsOfLogits target;
+  Draft draft;
+
+  __device__ int size() const { return target.size(); }
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    float q[kOctet];
+    target.octet(i, weights);
+    draft.octet(i, q);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) weights[j] = max_or_nan(0.0f, sub_ftz(weights[j], q[j]));
+  }
+};
+
+/// The sum of a block's weights, in lanes and halves.
+template <class Weights>
+__device__ __noinline__ float sum_in_lanes(Weights source, int rows) {
+  float sums[kOctet] = {};
+  for (int r = 0; r < rows; ++r) {
+    float weights[kOctet];
+    source.octet(r * kNumLanes + lane_index() * kOctet, weights);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) sums[j] = add_ftz(sums[j], weights[j]);
+  }
+  return tree_sum(sums);
+}
+
+/// Shared memory of a warp that picks.
+struct PickScratch {
+  union {
+    struct {
+      double sums[kChunksPerBlock];
+      float chunk[kChunkSize];
+    };
+    /// One float more a row keeps the threads that add up a row on banks of their own.
+    float octets[kRowsPerBlock * (kWarpSize + 1)];
+  };
+};
+
+/// Sums of the chunks of a block, each in token order, a lane to a chunk; returns their sum in order.
+template <class Weights>
+__device__ __noinline__ double chunk_sums(Weights source, PickScratch* scratch) {
+  __syncwarp();
+  for (int c = lane_index(); c < kChunksPerBlock; c += kWarpSize) {
+    double sum = 0.0;
+    if (c * kChunkSize < source.size()) {
+#pragma unroll 1
+      for (int i = 0; i < kChunkSize; i += kOctet) {
+        float weights[kOctet];
+        source.octet(c * kChunkSize + i, weights);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) sum = sum + static_cast<double>(weights[j]);
+      }
+    }
+    scratch->sums[c] = sum;
+  }
+  __syncwarp();
+  double total = 0.0;
+#pragma unroll 16
+  for (int c = 0; c < kChunksPerBlock; ++c) total = total + scratch->sums[c];
+  return total;
+}
+
+/// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight. This is the
+/// definition, addition by addition.
+template <class Weights>
+__device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickScratch* scratch) {
+  chunk_sums(source, scratch);
+  double prefix = 0.0;
+  int chunk = -1, last = 0;
+  for (int c = 0; c < kChunksPerBlock; ++c) {
+    const double sum = scratch->sums[c];
+    if (prefix + sum > draw) {
+      chunk = c;
+      break;
+    }
+    if (sum > 0.0) last = c;
+    prefix = prefix + sum;
+  }
+  const bool found = chunk >= 0;
+  if (!found) chunk = last;
+  if (lane_index() < kChunkSize / kOctet) {
+    float weights[kOctet] = {};
+    const int i = chunk * kChunkSize + lane_index() * kOctet;
+    source.octet(i, weights);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) scratch->chunk[lane_index() * kOctet + j] = weights[j];
+  }
+  __syncwarp();
+  int picked = 0;
+  double inside = 0.0;
+  for (int i = 0; i < kChunkSize; ++i) {
+    const float weight = scratch->chunk[i];
+    if (found) {
+      inside = inside + static_cast<double>(weight);
+      if (prefix + inside > draw) {
+        picked = i;
+        break;
+      }
+    } else if (weight > 0.0f) {
+      picked = i;
+    }
+  }
+  return chunk * kChunkSize + picked;
+}
+
+/// How far, relative to a block's sum, a prefix of float32 sums in another order can be from the definition's:
+/// some twenty roundings of 2^-24, and as much again.
+#ifndef SPECDEC_PICK_MARGIN
+#define SPECDEC_PICK_MARGIN 4e-6f
+#endif
+
+/// What pick_step_by_step finds, from sums in any order where none of them is so near the draw that the order
+/// could matter; otherwise from the definition.
+template <class Weights>
+__device__ __noinline__ int pick_in_block(Weights source, double draw, PickScratch* scratch) {
+  const int lane = lane_index();
+  const int rows = (source.size() + kNumLanes - 1) / kNumLanes;
+  __syncwarp();
+#pragma unroll 1
+  for (int r = 0; r < kRowsPerBlock; ++r) {
+    float sum = 0.0f;
+    if (r < rows) {
+      float w[kOctet];
+      source.octet(r * kNumLanes + lane * kOctet, w);
+      sum = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
+    }
+    scratch->octets[r * (kWarpSize + 1) + lane] = sum;
+  }
+  __syncwarp();
+  // A lane adds up half a row, so that the lanes are in the order of the ids.
+  constexpr int kHalf = kWarpSize / 2;
+  const float* half_row = scratch->octets + lane / 2 * (kWarpSize + 1) + lane % 2 * kHalf;
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) sums[i % 4] += half_row[i];
+  const float own = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float prefix = own;
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const float before = __shfl_up_sync(kAllLanes, prefix, distance);
+    if (lane >= distance) prefix += before;
+  }
+  const float total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+  const float margin = total * SPECDEC_PICK_MARGIN;
+  const float wanted = static_cast<float>(draw);
+  const int chosen = first_lane(prefix > wanted);
+  if (chosen < 0 || !(total > 0.0f)) return pick_step_by_step(source, draw, scratch);
+  const float begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : 0.0f;
+
+  const int octet = chosen * kHalf + lane % kHalf;
+  float w[kOctet];
+  source.octet(octet * kOctet, w);
+  const float eight = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
+  prefix = eight;
+#pragma unroll
+  for (int distance = 1; distance < kHalf; distance *= 2) {
+    const float before = __shfl_up_sync(kAllLanes, prefix, distance, kHalf);
+    if (lane % kHalf >= distance) prefix += before;
+  }
+  const float before = __shfl_up_sync(kAllLanes, prefix, 1, kHalf);
+  float sum = lane % kHalf > 0 ? begin + before : begin;
+  int found = -1;
+  bool clear = false;
+#pragma unroll
+  for (int j = 0; j < kOctet; ++j) {
+    const float next = sum + w[j];
+    if (found < 0 && next > wanted) {
+      found = j;
+      clear = next > wanted + margin && (sum < wanted - margin || sum == 0.0f);
+    }
+    sum = next;
+  }
+  const int holder = first_lane(found >= 0);
+  if (holder < 0 || !__shfl_sync(kAllLanes, clear, holder)) return pick_step_by_step(source, draw, scratch);
+  const int first = (chosen * kHalf + holder % kHalf) * kOctet;
+  return first + __shfl_sync(kAllLanes, found, holder);
+}
+
+}  // namespace specdec_ops::cuda

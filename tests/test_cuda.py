@@ -1,0 +1,342 @@
+"""The CUDA kernels: the CPU's results to the bit, streams, graphs, syncs, and large tensors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import inputs
+import pytest
+import specdec_ops
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+DEVICE = "cuda"
+INF, NAN = float("inf"), float("nan")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EXTRAS = {"return_logsumexp": True, "return_logprobs": True, "return_accept_probs": True}
+#: Around the sizes of lanes, octets, chunks and blocks; two of real models.
+VOCAB_SIZES = (1, 2, 7, 8, 33, 64, 255, 256, 257, 1000, 4095, 4096, 4097, 8192, 9001, 32_000, 151_936)
+
+
+def strided_on_device(values: Tensor, row_gap: int, offset: int) -> Tensor:
+    rows, width = values.shape
+    buffer = torch.full((rows, offset + width + row_gap), NAN, dtype=values.dtype, device=DEVICE)
+    view = buffer[:, offset : offset + width]
+    view.copy_(values)
+    return view
+
+
+def moved(arguments: inputs.Arguments, row_gap: int = 0, offset: int = 0) -> inputs.Arguments:
+    """The arguments on the device; rows of logits in a wider buffer."""
+    result: inputs.Arguments = {}
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            result[name] = value
+        elif name in ("target_logits", "draft_logits", "draft_probs", "logits") and (row_gap or offset):
+            result[name] = strided_on_device(value, row_gap, offset)
+        else:
+            result[name] = value.to(DEVICE)
+    return result
+
+
+def assert_same_bits(there: Any, here: Any, context: object) -> None:
+    for name, a, b in zip(here._fields, there, here, strict=True):
+        if b is None:
+            assert a is None
+            continue
+        assert a.device.type == DEVICE and a.dtype == b.dtype and a.shape == b.shape
+        same = a.cpu() == b
+        if b.is_floating_point():
+            same |= a.cpu().isnan() & b.isnan()
+        assert same.all(), f"{name} differs at {(~same).nonzero()[:4].tolist()} of {context}:\n{a.cpu()}\n{b}"
+
+
+def spoil(values: Tensor, choice: random.Random) -> None:
+    """Puts what is not a law into a few rows."""
+    for row in range(values.shape[0]):
+        if choice.random() > 0.15:
+            continue
+        where = choice.randrange(values.shape[1])
+        kind = choice.randrange(6)
+        if kind == 0:
+            values[row] = -INF
+        elif kind == 1:
+            values[row] = NAN
+        elif kind == 2:
+            values[row] = -INF
+            values[row, where] = 1.0
+        else:
+            values[row, where] = (INF, NAN, -INF)[kind - 3]
+
+
+def random_chain(seed: int) -> tuple[inputs.Arguments, dict[str, Any], str]:
+    """Arguments of verify_chain, flags, and what they are."""
+    choice = random.Random(seed)
+    vocab_size = choice.choice(VOCAB_SIZES)
+    batch = choice.randint(1, 3 if vocab_size > 10_000 else 24)
+    counts = [choice.choice((0, 1, 2, 3, 4, 5, 9)) for _ in range(batch)]
+    law = choice.choice(inputs.DRAFT_LAWS)
+    dtype = choice.choice(DTYPES)
+    uniforms = choice.random() < 0.3
+    arguments = inputs.chain(
+        counts,
+        vocab_size,
+        law,
+        seed=seed,
+        dtype=dtype,
+        id_dtype=choice.choice((torch.int32, torch.int64)),
+        scale=choice.choice((0.1, 3.0, 3.0, 12.0)),
+        noise=choice.choice((0.05, 0.6, 3.0)),
+        draft_temperature=choice.choice((None, None, 0.7)) if batch else None,
+        uniforms=uniforms,
+    )
+    if isinstance(arguments.get("draft_temperature"), float):
+        arguments["draft_temperature"] = torch.full((batch,), arguments["draft_temperature"])
+        arguments["draft_temperature"][choice.randrange(batch)] = 0.0
+    for r in range(batch):
+        if choice.random() < 0.25:
+            arguments["temperature"][r] = choice.choice((0.0, NAN, INF, 1e-4, 5.0))
+    if law == "logits" and choice.random() < 0.3:
+        arguments["draft_logits"] = arguments["draft_logits"].to(choice.choice(DTYPES))
+    if choice.random() < 0.2:
+        arguments["has_draft_law"] = torch.rand(batch, generator=inputs.generator(seed)) < 0.7
+    if choice.random() < 0.3:
+        spoil(arguments["target_logits"], choice)
+    if choice.random() < 0.2 and "draft_logits" in arguments:
+        spoil(arguments["draft_logits"], choice)
+    if choice.random() < 0.2 and "draft_probs" in arguments:
+        spoil(arguments["draft_probs"], choice)
+    ids = arguments["draft_token_ids"]
+    for i in range(ids.shape[0]):
+        if choice.random() < 0.05:
+            ids[i] = choice.choice((-1, -7, vocab_size, vocab_size + 5))
+    if vocab_size > 2 and choice.random() < 0.3:
+        arguments["vocab_size"] = vocab_size - choice.randint(1, min(vocab_size - 1, 300))
+    flags = {name: choice.random() < 0.5 for name in EXTRAS}
+    return arguments, flags, f"seed {seed}, V {vocab_size}, {law}, {dtype}, uniforms {uniforms}, {flags}"
+
+
+@pytest.mark.parametrize("part", range(20))
+def test_verify_chain_has_the_bits_of_the_cpu(part: int) -> None:
+    for seed in range(part * 100, part * 100 + 100):
+        arguments, flags, context = random_chain(seed)
+        here = specdec_ops.verify_chain(**arguments, **flags)
+        gap, offset = random.Random(seed).choice(((0, 0), (0, 0), (8, 8), (3, 1), (2, 2), (4, 0)))
+        there = specdec_ops.verify_chain(**moved(arguments, gap, offset), **flags)
+        assert_same_bits(there, here, context)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_sample_has_the_bits_of_the_cpu(part: int) -> None:
+    for seed in range(part * 100, part * 100 + 100):
+        choice = random.Random(seed)
+        chain, _, context = random_chain(seed)
+        logits = chain["target_logits"]
+        batch = logits.shape[0]
+        draw = inputs.generator(seed)
+        arguments: inputs.Arguments = {
+            "logits": logits,
+            "temperature": torch.rand(batch, generator=draw) * (torch.rand(batch, generator=draw) < 0.8),
+        }
+        if choice.random() < 0.3:
+            arguments["uniforms"] = torch.rand(batch, generator=draw, dtype=torch.float64)
+        else:
+            arguments["seeds"] = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=draw)
+            arguments["positions"] = torch.randint(0, 2**40, (batch,), generator=draw)
+            arguments["draft_slot"] = choice.choice((None, 0, 3))
+        here = specdec_ops.sample(**arguments)
+        there = specdec_ops.sample(**moved(arguments, choice.choice((0, 3)), choice.choice((0, 1))))
+        assert_same_bits(there, here, context)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_sample_recovered_has_the_bits_of_the_cpu(part: int) -> None:
+    for seed in range(part * 100, part * 100 + 100):
+        chain, _, context = random_chain(seed)
+        cu, batch = chain["cu_num_draft_tokens"], chain["cu_num_draft_tokens"].shape[0] - 1
+        num_drafts = int(cu[-1])
+        if num_drafts == 0:
+            continue
+        rows = [int(cu[r]) + r + i for r in range(batch) for i in range(int(cu[r + 1] - cu[r]))]
+        owners = [r for r in range(batch) for _ in range(int(cu[r + 1] - cu[r]))]
+        arguments = {
+            name: value[owners] if name in per_request else value
+            for per_request in [("temperature", "draft_temperature", "has_draft_law", "seeds", "positions")]
+            for name, value in chain.items()
+            if name not in ("cu_num_draft_tokens", "accept_uniforms", "recovered_uniforms")
+        }
+        arguments["target_logits"] = chain["target_logits"][rows]
+        if "recovered_uniforms" in chain:
+            arguments["uniforms"] = chain["recovered_uniforms"][owners]
+        here = specdec_ops.sample_recovered(**arguments)
+        there = specdec_ops.sample_recovered(**moved(arguments, *((3, 1) if seed % 3 == 0 else (0, 0))))
+        assert_same_bits(there, here, context)
+
+
+def test_count_accepted_has_the_bits_of_the_cpu() -> None:
+    for dtype in (torch.int32, torch.int64):
+        for batch, width in ((0, 3), (1, 1), (5, 6), (1000, 9)):
+            ids = torch.randint(-3, 50, (batch, width * 2), generator=inputs.generator(width)).to(dtype)[:, ::2]
+            for vocab_size in (None, 30):
+                here = specdec_ops.count_accepted(ids, vocab_size=vocab_size)
+                there = specdec_ops.count_accepted(ids.to(DEVICE), vocab_size=vocab_size)
+                assert_same_bits(there, here, (dtype, batch, width, vocab_size))
+
+
+def large_chain(
+    batch: int = 16, k: int = 4, vocab_size: int = 151_936, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> inputs.Arguments:
+    """A batch as an engine has it, on the device."""
+    draw = torch.Generator(DEVICE).manual_seed(seed)
+
+    def noise(rows: int) -> Tensor:
+        return torch.randn(rows, vocab_size, generator=draw, device=DEVICE)
+
+    target = 3 * noise(batch * (k + 1))
+    draft = target.view(batch, k + 1, -1)[:, :k].reshape(batch * k, -1) + 0.6 * noise(batch * k)
+    target, draft = target.to(dtype), draft.to(dtype)
+    ids = specdec_ops.sample(
+        draft, temperature=0.8, seeds=seed + 1, positions=torch.arange(batch * k, device=DEVICE)
+    ).token_ids
+    return {
+        "target_logits": target,
+        "draft_token_ids": ids,
+        "cu_num_draft_tokens": torch.arange(batch + 1, device=DEVICE) * k,
+        "temperature": torch.full((batch,), 0.8, device=DEVICE),
+        "draft_logits": draft,
+        "seeds": torch.arange(batch, device=DEVICE) + seed,
+        "positions": torch.arange(batch, device=DEVICE) * 7,
+        "max_num_draft_tokens": k,
+    }
+
+
+def on_host(arguments: inputs.Arguments) -> inputs.Arguments:
+    return {n: v.cpu() if isinstance(v, Tensor) else v for n, v in arguments.items()}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16, 64])
+def test_batches_of_real_size(batch: int) -> None:
+    arguments = large_chain(batch)
+    assert_same_bits(
+        specdec_ops.verify_chain(**arguments, **EXTRAS),
+        specdec_ops.verify_chain(**on_host(arguments), **EXTRAS),
+        batch,
+    )
+
+
+def test_repeated_calls_give_the_same_bits() -> None:
+    arguments = large_chain(64)
+    first = [t.cpu() for t in specdec_ops.verify_chain(**arguments) if t is not None]
+    for _ in range(200):
+        again = [t.cpu() for t in specdec_ops.verify_chain(**arguments) if t is not None]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_graph_replays_with_new_contents(batch: int) -> None:
+    static = large_chain(batch)
+    specdec_ops.verify_chain(**static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = specdec_ops.verify_chain(**static, **EXTRAS)
+        # Memory that the op has given back is used by others in the same graph.
+        scratch = torch.full((1 << 20,), 7, dtype=torch.int64, device=DEVICE)
+    for seed in range(1, 6):
+        fresh = large_chain(batch, seed=seed)
+        for name, value in fresh.items():
+            if isinstance(value, Tensor):
+                static[name].copy_(value)
+        graph.replay()
+        assert_same_bits(out, specdec_ops.verify_chain(**on_host(fresh), **EXTRAS), seed)
+    assert (scratch == 7).all()
+
+
+@pytest.fixture
+def no_syncs() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_call_waits_for_the_device(no_syncs: None) -> None:
+    arguments = large_chain(4)
+    out = specdec_ops.verify_chain(**arguments, **EXTRAS)
+    specdec_ops.sample(arguments["target_logits"], seeds=1, positions=torch.arange(20, device=DEVICE))
+    specdec_ops.sample_recovered(
+        arguments["target_logits"][:16],
+        arguments["draft_token_ids"],
+        seeds=1,
+        positions=torch.arange(16, device=DEVICE),
+    )
+    specdec_ops.count_accepted(out.token_ids)
+
+
+def test_ops_run_on_the_current_stream() -> None:
+    arguments = large_chain(8)
+    expected = specdec_ops.verify_chain(**on_host(arguments))
+    late = torch.zeros_like(arguments["target_logits"])
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(arguments["target_logits"])
+        out = specdec_ops.verify_chain(**{**arguments, "target_logits": late})
+    stream.synchronize()
+    assert_same_bits(out, expected, "a late producer")
+
+
+def test_calls_on_several_streams_at_once() -> None:
+    batches = [large_chain(64, seed=s) for s in range(3)]
+    expected = [[t.cpu() for t in specdec_ops.verify_chain(**b)[:3]] for b in batches]
+    streams = [torch.cuda.Stream() for _ in batches]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        outs = []
+        for stream, batch in zip(streams, batches, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(specdec_ops.verify_chain(**batch))
+        torch.cuda.synchronize()
+        for out, wanted in zip(outs, expected, strict=True):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(out[:3], wanted, strict=True))
+
+
+def test_rows_beyond_2_to_the_31_elements() -> None:
+    vocab_size, rows = 151_936, 14_200
+    logits = torch.full((rows, vocab_size), -1.0, dtype=torch.bfloat16, device=DEVICE)
+    assert logits.numel() > 2**31
+    winners = torch.arange(rows, device=DEVICE) % vocab_size
+    logits.scatter_(1, winners[:, None], 60.0)
+    out = specdec_ops.sample(logits, seeds=1, positions=torch.arange(rows, device=DEVICE))
+    assert torch.equal(out.token_ids, winners)
+    greedy = specdec_ops.verify_chain(
+        logits, winners.view(-1, 2)[:, 0].contiguous(), torch.arange(rows // 2 + 1, device=DEVICE),
+        temperature=0.0, max_num_draft_tokens=1,
+    )
+    assert torch.equal(greedy.token_ids, winners.view(-1, 2))
+
+
+def test_counts_that_nobody_checked_stay_inside_the_tensors() -> None:
+    arguments = large_chain(4, vocab_size=1000)
+    for cu in ([0, 9, 3, 99, 16], [-5, -1, 2, 3, 1 << 40], [7, 7, 7, 7, 7]):
+        arguments["cu_num_draft_tokens"] = torch.tensor(cu, device=DEVICE)
+        specdec_ops.verify_chain(**arguments, **EXTRAS)
+        torch.cuda.synchronize()
+
+
+def test_arguments_on_another_device_are_refused() -> None:
+    arguments = large_chain(2, vocab_size=100)
+    arguments["seeds"] = arguments["seeds"].cpu()
+    with pytest.raises(RuntimeError, match="verify_chain: seeds must be on the device of the other tensors"):
+        specdec_ops.verify_chain(**arguments)
+
+
+def test_without_random_numbers_every_request_is_greedy() -> None:
+    arguments = large_chain(3, vocab_size=1000)
+    del arguments["seeds"], arguments["positions"]
+    out = specdec_ops.verify_chain(**arguments)
+    arguments["temperature"] = 0.0
+    assert_same_bits(out, specdec_ops.verify_chain(**on_host(arguments)), "greedy")
