@@ -77,10 +77,15 @@ class Checks {
     throw std::runtime_error(message.str());
   }
 
+  /// Part of every check of a dtype; for tensors that have none.
+  void same_device(const Tensor& tensor, const char* name) const {
+    if (first_ != nullptr) device(tensor, name);
+  }
+
   /// The dtype is one of those allowed, which `expected` spells out.
   void dtype(const Tensor& tensor, const char* name, std::initializer_list<ScalarType> allowed,
              const char* expected) const {
-    if (first_ != nullptr) device(tensor, name);
+    same_device(tensor, name);
     const ScalarType actual = dtype_of(tensor);
     for (ScalarType dtype : allowed) {
       if (actual == dtype) return;

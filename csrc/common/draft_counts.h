@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/spans.h"
 #include "common/views.h"
 
 namespace specdec_ops {
@@ -9,11 +10,13 @@ namespace specdec_ops {
 struct DraftCounts {
   /// One past the last draft of each request.
   IntView ends;
+  /// Drafts of the batch: no totals lead past them.
+  int64_t num_drafts = 0;
 
-  SPECDEC_HOST_DEVICE int64_t begin(int64_t request) const {
-    return request == 0 ? 0 : at(ends, request - 1);
+  SPECDEC_HOST_DEVICE Span of(int64_t request) const {
+    const int64_t begin = request == 0 ? 0 : clamped(at(ends, request - 1), 0, num_drafts);
+    return {begin, clamped(at(ends, request), begin, num_drafts)};
   }
-  SPECDEC_HOST_DEVICE int64_t end(int64_t request) const { return at(ends, request); }
 };
 
 }  // namespace specdec_ops

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "common/macros.h"
+
 namespace specdec_ops {
 
 enum class FloatType : int32_t { kFloat64, kFloat32, kBFloat16, kFloat16 };
@@ -13,7 +15,7 @@ struct FloatRowsView {
   int64_t stride = 0;
   FloatType dtype = FloatType::kFloat32;
 
-  explicit operator bool() const { return data != nullptr; }
+  SPECDEC_HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
 }  // namespace specdec_ops

@@ -10,8 +10,9 @@
 /// as it lives. `request_indices` are those rows; an index outside of them marks a padding request,
 /// whose state is neither read nor written.
 ///
-/// Each body is called for every request of the batch by `num_lanes` lanes, or by one. Bodies with a
-/// `batch` are called once more with it as the request, for what lies past the last one.
+/// Each body is called for every request of the batch by `num_lanes` lanes, on a GPU kLanes threads. Bodies
+/// with a `batch` are called once more with it as the request, for what lies past the last one. Totals are
+/// clamped: wherever they lead, no access leaves a tensor.
 namespace specdec_ops {
 
 /// Rows of the runner's state.
@@ -27,6 +28,8 @@ struct StateRows {
 };
 
 struct CombineSampledAndDraftTokens {
+  static constexpr int kLanes = 32;
+
   StateRows rows;
   int64_t batch = 0;
   IntView query_start_loc;
@@ -75,6 +78,8 @@ struct CombineSampledAndDraftTokens {
 };
 
 struct CountEmittedAndRejected {
+  static constexpr int kLanes = 1;
+
   StateRows rows;
   IntView seq_lens;
   IntView cu_num_logits;
@@ -97,6 +102,8 @@ struct CountEmittedAndRejected {
 };
 
 struct UpdateRequestState {
+  static constexpr int kLanes = 32;
+
   StateRows rows;
   IntView sampled_token_ids;
   int64_t max_num_emitted = 0;
@@ -142,6 +149,8 @@ struct UpdateRequestState {
 };
 
 struct UpdateNumComputedTokens {
+  static constexpr int kLanes = 1;
+
   StateRows rows;
   IntView query_start_loc;
   MutableIntView num_computed_tokens;
@@ -155,6 +164,8 @@ struct UpdateNumComputedTokens {
 };
 
 struct ExpandRequestIndices {
+  static constexpr int kLanes = 32;
+
   IntView request_indices;
   int64_t batch = 0;
   IntView cu_num_logits;
@@ -175,6 +186,8 @@ struct ExpandRequestIndices {
 };
 
 struct PreparePositionsAndSeqLens {
+  static constexpr int kLanes = 256;
+
   StateRows rows;
   int64_t batch = 0;
   IntView query_start_loc;
@@ -205,6 +218,7 @@ struct PreparePositionsAndSeqLens {
 
 /// Called with tiles of logits rows in place of requests.
 struct GatherDraftTokens {
+  static constexpr int kLanes = 256;
   static constexpr int64_t kTile = 1024;
 
   IntView input_ids;

@@ -8,8 +8,9 @@
 
 /// Preparation of a draft model's inputs over a paged key-value cache: bodies for host and device.
 ///
-/// Each is called as body(request, lane, num_lanes): the lanes of a request share its tokens, and none
-/// reads what another wrote.
+/// Each is called as body(request, lane, num_lanes): the lanes of a request, on a GPU kLanes threads, share
+/// its tokens, and none reads what another wrote. Totals are clamped: wherever they lead, no access leaves a
+/// tensor.
 namespace specdec_ops {
 
 SPECDEC_HOST_DEVICE int64_t largest_value(const MutableIntView& view) {
@@ -44,6 +45,8 @@ struct SlotTable {
 
 /// A "request" past the last one pads the slots that no token has.
 struct ComputeSlotMapping {
+  static constexpr int kLanes = 256;
+
   IntView query_start_loc;
   int64_t batch = 0;
   IntView positions;
@@ -76,6 +79,8 @@ struct ComputeSlotMapping {
 
 /// One drafted token further. A "request" past the batch pads its slot.
 struct AdvanceDraftStep {
+  static constexpr int kLanes = 1;
+
   IntView positions;
   int64_t batch = 0;
   SlotTable table;
@@ -113,6 +118,8 @@ struct AdvanceDraftStep {
 
 /// The tokens of a request become [kept | next token | masks | rejected].
 struct ExpandDraftInputs {
+  static constexpr int kLanes = 256;
+
   IntView target_token_ids;
   IntView target_positions;
   IntView next_token_ids;
@@ -124,7 +131,8 @@ struct ExpandDraftInputs {
   MutableBoolView is_rejected_token_mask;
   MutableBoolView is_masked_token_mask;
   MutableIntView new_token_indices;
-  MutableIntView hidden_state_mapping;  // read and written only with shift_input_ids
+  MutableIntView hidden_state_mapping;  // written only with shift_input_ids
+  int64_t num_mapped = 0;               // what hidden_state_mapping holds
   int64_t num_outputs = 0;              // what every output over tokens holds
   int64_t padding_token_id = 0;
   int64_t parallel_drafting_token_id = 0;
@@ -173,7 +181,7 @@ struct ExpandDraftInputs {
     }
 
     if (shift_input_ids) {
-      for (int64_t j = lane; j < num_inputs; j += num_lanes) {
+      for (int64_t j = lane; j < num_inputs && span.begin + j < num_mapped; j += num_lanes) {
         put(hidden_state_mapping, span.begin + j, out_begin + j);
       }
     }
@@ -182,6 +190,8 @@ struct ExpandDraftInputs {
 
 /// The tokens of a request become context, and [next token | masks] become its queries.
 struct ExpandDFlashInputs {
+  static constexpr int kLanes = 256;
+
   IntView next_token_ids;
   IntView target_positions;
   IntView query_start_loc;
@@ -192,6 +202,7 @@ struct ExpandDFlashInputs {
   MutableIntView context_positions;
   MutableIntView query_positions;
   MutableIntView context_slot_mapping;
+  int64_t num_context = 0;  // what both outputs over the context hold
   MutableIntView query_slot_mapping;
   MutableIntView token_indices;
   int64_t parallel_drafting_token_id = 0;
@@ -202,7 +213,7 @@ struct ExpandDFlashInputs {
   SPECDEC_HOST_DEVICE void operator()(int64_t request, int64_t lane, int64_t num_lanes) const {
     const Span span = span_at(query_start_loc, request, num_tokens);
     const int64_t largest_position = largest_value(context_positions);
-    for (int64_t i = span.begin + lane; i < span.end; i += num_lanes) {
+    for (int64_t i = span.begin + lane; i < span.end && i < num_context; i += num_lanes) {
       const int64_t position = at(target_positions, i);
       put(context_positions, i, clamped(position, 0, largest_position));
       put(context_slot_mapping, i, table.slot(request, position));

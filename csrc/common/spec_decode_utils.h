@@ -3,12 +3,15 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <type_traits>
+
 #include "common/draft_counts.h"
 #include "common/float_rows.h"
 #include "common/views.h"
 
-/// The bookkeeping ops of one request. On the CPU a call has one lane; on a GPU the threads of a
-/// block are the lanes, and what a lane does depends on nothing that another one wrote.
+/// The bookkeeping ops of one request. On the CPU a call has one lane; on a GPU kLanes threads are the
+/// lanes, and what a lane does depends on nothing that another one wrote. Totals are clamped: wherever
+/// they lead, no access leaves a tensor.
 namespace specdec_ops {
 
 /// The value, which float64 holds exactly whatever the dtype.
@@ -28,6 +31,8 @@ SPECDEC_HOST_DEVICE double at(const FloatRowsView& view, int64_t row, int64_t co
 
 /// Emitted and accepted tokens of a verified row.
 struct CountAccepted {
+  static constexpr int kLanes = 1;
+
   IntView token_ids;
   int64_t width = 0;
   int64_t vocab_size = INT64_MAX;
@@ -57,6 +62,8 @@ struct EmittedTokens {
 };
 
 struct VerifyArgmax {
+  static constexpr int kLanes = 1;
+
   DraftCounts drafts;
   IntView target_argmax;
   IntView draft_token_ids;
@@ -67,11 +74,14 @@ struct VerifyArgmax {
   RealView accept_rates;
   RealView accept_uniforms;
   MutableIntView token_ids;
+  /// Drafts of a request that token_ids and accept_rates have room for.
+  int64_t max_num_drafts = 0;
 
   SPECDEC_HOST_DEVICE void operator()(int64_t request, int64_t lane, int64_t num_lanes) const {
     if (is_greedy && !at(is_greedy, request)) return;
     const EmittedTokens out{token_ids, request, lane, num_lanes};
-    const int64_t begin = drafts.begin(request), count = drafts.end(request) - begin;
+    const Span span = drafts.of(request);
+    const int64_t begin = span.begin, count = span.size() < max_num_drafts ? span.size() : max_num_drafts;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t draft = at(draft_token_ids, begin + i);
       const int64_t best = at(target_argmax, begin + i);
@@ -85,6 +95,8 @@ struct VerifyArgmax {
 };
 
 struct VerifyProbs {
+  static constexpr int kLanes = 1;
+
   DraftCounts drafts;
   FloatRowsView target_probs;
   /// May be empty: the draft law is one-hot.
@@ -99,6 +111,8 @@ struct VerifyProbs {
   RealView accept_rates;
   int64_t vocab_size = 0;
   MutableIntView token_ids;
+  /// Drafts of a request that token_ids and accept_rates have room for.
+  int64_t max_num_drafts = 0;
 
   SPECDEC_HOST_DEVICE bool accepts(int64_t draft, int64_t token, int64_t i) const {
     if (token < 0 || token >= vocab_size) return false;
@@ -116,7 +130,8 @@ struct VerifyProbs {
   SPECDEC_HOST_DEVICE void operator()(int64_t request, int64_t lane, int64_t num_lanes) const {
     if (is_greedy && at(is_greedy, request)) return;
     const EmittedTokens out{token_ids, request, lane, num_lanes};
-    const int64_t begin = drafts.begin(request), count = drafts.end(request) - begin;
+    const Span span = drafts.of(request);
+    const int64_t begin = span.begin, count = span.size() < max_num_drafts ? span.size() : max_num_drafts;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t token = at(draft_token_ids, begin + i);
       const bool accepted = accepts(begin + i, token, i);
@@ -127,9 +142,21 @@ struct VerifyProbs {
   }
 };
 
+/// Floats of 16 bits compare as float32: CUDA has two == for them, and takes neither.
+template <class T>
+SPECDEC_HOST_DEVICE bool are_equal(T a, T b) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return a == b;
+  } else {
+    return static_cast<float>(a) == static_cast<float>(b);
+  }
+}
+
 /// T is the dtype of the values.
 template <class T>
 struct ExpandToDrafts {
+  static constexpr int kLanes = 32;
+
   DraftCounts drafts;
   const T* values = nullptr;
   int64_t values_stride = 0;
@@ -141,14 +168,17 @@ struct ExpandToDrafts {
 
   SPECDEC_HOST_DEVICE void operator()(int64_t request, int64_t lane, int64_t num_lanes) const {
     const T given = values[request * values_stride];
-    const T value = replaces && given == replace_from ? replace_to : given;
-    for (int64_t i = drafts.begin(request) + lane; i < drafts.end(request); i += num_lanes) {
+    const T value = replaces && are_equal(given, replace_from) ? replace_to : given;
+    const Span span = drafts.of(request);
+    for (int64_t i = span.begin + lane; i < span.end; i += num_lanes) {
       expanded[i * expanded_stride] = value;
     }
   }
 };
 
 struct PreparePaddedDraftInputs {
+  static constexpr int kLanes = 1;
+
   DraftCounts drafts;
   IntView num_sampled;
   IntView query_start_loc;
@@ -157,7 +187,7 @@ struct PreparePaddedDraftInputs {
 
   SPECDEC_HOST_DEVICE void operator()(int64_t request, int64_t lane, int64_t) const {
     if (lane != 0) return;
-    const int64_t num_drafts = drafts.end(request) - drafts.begin(request);
+    const int64_t num_drafts = drafts.of(request).size();
     int64_t rejected = num_drafts > 0 ? num_drafts + 1 - at(num_sampled, request) : 0;
     rejected = rejected < 0 ? 0 : rejected > num_drafts + 1 ? num_drafts + 1 : rejected;
     const int64_t first = at(query_start_loc, request), last = at(query_start_loc, request + 1) - 1;
@@ -169,6 +199,8 @@ struct PreparePaddedDraftInputs {
 };
 
 struct PrepareNextTokens {
+  static constexpr int kLanes = 1;
+
   IntView token_ids;
   int64_t width = 0;
   BoolView discard_request_mask;

@@ -2,31 +2,44 @@
 
 #include <algorithm>
 
+#include "common/checks.h"
 #include "cuda/stream.h"
-#include "cuda/warp.cuh"
 
-/// Launches the bookkeeping ops, whose bodies are functors in csrc/common.
 namespace specdec_ops::cuda {
 
-constexpr int kRequestsPerCta = 4;
+constexpr int kRequestThreads = 256;
 
-/// A warp to a request.
-template <class Op>
-__global__ void __launch_bounds__(kRequestsPerCta* kWarpSize) run_for_each_request(int64_t batch, Op op) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kRequestsPerCta;
-  for (int64_t r = static_cast<int64_t>(blockIdx.x) * kRequestsPerCta + warp_index(); r < batch; r += stride) {
-    op(r, static_cast<int64_t>(lane_index()), static_cast<int64_t>(kWarpSize));
+/// Body::kLanes threads to a request.
+template <class Body>
+__global__ void __launch_bounds__(kRequestThreads) run_for_each_request(int64_t num_requests, Body body) {
+  static_assert(kRequestThreads % Body::kLanes == 0, "a request belongs to one CTA");
+  constexpr int64_t kRequestsPerCta = kRequestThreads / Body::kLanes;
+  const int64_t lane = static_cast<int>(threadIdx.x) % Body::kLanes;
+  const int64_t first = blockIdx.x * kRequestsPerCta + static_cast<int>(threadIdx.x) / Body::kLanes;
+  for (int64_t request = first; request < num_requests; request += gridDim.x * kRequestsPerCta) {
+    body(request, lane, int64_t{Body::kLanes});
   }
 }
 
-/// Calls op(request, lane, num_lanes) for every request, on the current stream of the scope's device.
-template <class Op>
-cudaError_t for_each_request(const DeviceScope& scope, int64_t batch, const Op& op) {
-  if (batch == 0) return cudaSuccess;
-  const int64_t ctas = (batch + kRequestsPerCta - 1) / kRequestsPerCta;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(ctas, 65535));
-  run_for_each_request<<<grid, kRequestsPerCta * kWarpSize, 0, scope.stream()>>>(batch, op);
-  return cudaGetLastError();
-}
+/// Serves the bookkeeping ops, whose bodies are functors in csrc/common, on the current stream of the
+/// tensors' device.
+struct RequestBackend {
+  static constexpr bool kValuesOnHost = false;
+
+  static Checks checks(const char* op, const Tensor& first) { return Checks(op, first); }
+
+  template <class Body>
+  static void for_each_request(const Checks& checks, const Tensor& beside, int64_t num_requests,
+                               const Body& body) {
+    if (num_requests <= 0) return;
+    constexpr int64_t kRequestsPerCta = kRequestThreads / Body::kLanes;
+    constexpr int64_t kMaxCtas = 65535;
+    const int64_t num_ctas = std::min((num_requests + kRequestsPerCta - 1) / kRequestsPerCta, kMaxCtas);
+    const DeviceScope scope(beside);
+    run_for_each_request<<<static_cast<unsigned>(num_ctas), kRequestThreads, 0, scope.stream()>>>(
+        num_requests, body);
+    check(cudaGetLastError(), checks.op());
+  }
+};
 
 }  // namespace specdec_ops::cuda

@@ -1,41 +1,34 @@
 // The bookkeeping ops, which users of vLLM know under this file's name.
 
-#include "common/spec_decode_utils.h"
-
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
-#include "common/allocate.h"
-#include "common/checks.h"
-#include "common/tensor_views.h"
+#include "common/spec_decode_ops.h"
 #include "cuda/for_each_request.cuh"
+#include "cuda/recovered_probs.h"
 
 namespace specdec_ops::cuda {
 namespace {
 
-std::tuple<Tensor, Tensor> count_accepted(const Tensor& token_ids, std::optional<int64_t> vocab_size) {
-  const Checks checks("count_accepted");
-  checks.integer(token_ids, "token_ids");
-  checks.require(token_ids.dim() == 2, "token_ids must be [batch, k + 1], got ", shape_of(token_ids));
-  checks.require(vocab_size.value_or(1) >= 1, "vocab_size must be at least 1, got ", vocab_size.value_or(1));
-  const DeviceScope scope(token_ids);
-  const int64_t batch = token_ids.size(0);
-  Tensor num_accepted = empty_beside(token_ids, {batch}, ScalarType::Int);
-  Tensor num_emitted = empty_beside(token_ids, {batch}, ScalarType::Int);
-  CountAccepted count;
-  count.token_ids = int_view(token_ids);
-  count.width = token_ids.size(1);
-  count.vocab_size = vocab_size.value_or(INT64_MAX);
-  count.num_accepted = static_cast<int32_t*>(num_accepted.mutable_data_ptr());
-  count.num_emitted = static_cast<int32_t*>(num_emitted.mutable_data_ptr());
-  check(for_each_request(scope, batch, count), "count_accepted");
-  return {std::move(num_accepted), std::move(num_emitted)};
-}
+struct Backend : RequestBackend {
+  static void sample_recovered_probs(const Checks& checks, const RecoveredProbsParams& params,
+                                     const Tensor& beside) {
+    const DeviceScope scope(beside);
+    // Freed on return: torch's allocator gives it only to what runs later on the same stream.
+    Tensor workspace = empty_beside(beside, {recovered_probs_workspace_size(params)}, ScalarType::Byte);
+    check(launch_recovered_probs(params, workspace.mutable_data_ptr(), scope.stream()), checks.op());
+  }
+};
 
 }  // namespace
 }  // namespace specdec_ops::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CUDA, m) {
-  m.impl("count_accepted", TORCH_BOX(&specdec_ops::cuda::count_accepted));
+  using specdec_ops::cuda::Backend;
+  m.impl("count_accepted", TORCH_BOX(&specdec_ops::count_accepted<Backend>));
+  m.impl("verify_argmax_", TORCH_BOX(&specdec_ops::verify_argmax_<Backend>));
+  m.impl("verify_probs_", TORCH_BOX(&specdec_ops::verify_probs_<Backend>));
+  m.impl("sample_recovered_probs_", TORCH_BOX(&specdec_ops::sample_recovered_probs_<Backend>));
+  m.impl("expand_to_drafts_", TORCH_BOX(&specdec_ops::expand_to_drafts_<Backend>));
+  m.impl("prepare_padded_draft_inputs_", TORCH_BOX(&specdec_ops::prepare_padded_draft_inputs_<Backend>));
+  m.impl("prepare_next_tokens_", TORCH_BOX(&specdec_ops::prepare_next_tokens_<Backend>));
 }

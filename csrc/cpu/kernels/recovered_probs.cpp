@@ -27,8 +27,8 @@ namespace specdec_ops::cpu {
 
 int64_t num_score_blocks(int64_t vocab_size) { return (vocab_size + kScoreBlock - 1) / kScoreBlock; }
 
-int recovered_probs_num_workers(const RecoveredProbsParams& params, int64_t num_drafts, int max_workers) {
-  const int64_t work = num_drafts * params.vocab_size;
+int recovered_probs_num_workers(const RecoveredProbsParams& params, int max_workers) {
+  const int64_t work = params.drafts.num_drafts * params.vocab_size;
   return static_cast<int>(std::clamp<int64_t>(work / kElementsPerWorker, 1, std::max(max_workers, 1)));
 }
 

@@ -3,28 +3,12 @@
 #include <atomic>
 #include <cstdint>
 
-#include "common/draft_counts.h"
-#include "common/float_rows.h"
-#include "common/views.h"
+#include "common/recovered_probs_params.h"
 
-/// For each draft the id with the largest max(p - q, 0) * inverse noise.
 namespace specdec_ops::cpu {
 
 /// Ids whose largest score is kept, to look for the id only where the row's largest score is.
 constexpr int kScoreBlock = 1024;
-
-struct RecoveredProbsParams {
-  int64_t batch = 0;
-  int64_t vocab_size = 0;
-  DraftCounts drafts;
-  IntView draft_token_ids;
-  /// Contiguous rows.
-  FloatRowsView target_probs;
-  /// May be empty: the draft law is one-hot.
-  FloatRowsView draft_probs;
-  FloatRowsView inverse_noise;
-  MutableIntView token_ids;
-};
 
 /// What the workers of a call share.
 struct RecoveredProbsRun {
@@ -36,7 +20,7 @@ struct RecoveredProbsRun {
 };
 
 /// How many workers a call is worth, at most `max_workers`.
-int recovered_probs_num_workers(const RecoveredProbsParams& params, int64_t num_drafts, int max_workers);
+int recovered_probs_num_workers(const RecoveredProbsParams& params, int max_workers);
 int64_t num_score_blocks(int64_t vocab_size);
 
 /// Scores blocks while there are any. The scores depend neither on which worker scores what nor on

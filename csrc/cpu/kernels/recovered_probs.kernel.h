@@ -130,7 +130,8 @@ struct Scoring {
     const int64_t begin = block * kScoreBlock;
     const int n = block_length(begin);
     const Score* noise = elements(params.inverse_noise, request, begin, n, noise_buffer);
-    for (int64_t draft = params.drafts.begin(request); draft < params.drafts.end(request); ++draft) {
+    const Span drafts = params.drafts.of(request);
+    for (int64_t draft = drafts.begin; draft < drafts.end; ++draft) {
       const ScoreBlock<T, Score> part = rows(draft, noise, begin, n);
       Score best = -static_cast<Score>(__builtin_inff());
       if (part.q != nullptr) {
@@ -185,7 +186,8 @@ struct Scoring {
 
   void pick_all(const RecoveredProbsRun& run) {
     for (int64_t request = 0; request < params.batch; ++request) {
-      for (int64_t draft = params.drafts.begin(request); draft < params.drafts.end(request); ++draft) {
+      const Span drafts = params.drafts.of(request);
+      for (int64_t draft = drafts.begin; draft < drafts.end; ++draft) {
         const double* block_scores = run.block_scores + draft * run.num_blocks;
         put(params.token_ids, draft, pick(request, draft, block_scores, run.num_blocks));
       }
