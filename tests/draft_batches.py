@@ -18,9 +18,11 @@ POISON = -99
 class Batch:
     """The shape of a random batch; its methods make tensors of random dtype and length."""
 
+    max_size = 6
+
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.counts = [rng.randint(0, 4) for _ in range(rng.randint(0, 6))]
+        self.counts = [rng.randint(0, 4) for _ in range(rng.randint(0, self.max_size))]
         self.size = len(self.counts)
         #: Drafts that belong to no request may follow.
         self.num_drafts = sum(self.counts) + rng.choice([0, 0, 2])

@@ -70,17 +70,20 @@ def check_against_reference(
 class Batch:
     """The shape of a random batch; its methods make tensors of random dtype."""
 
+    max_size = 6
+    max_query_len = 7
+
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.max_requests = rng.randint(1, 5)
-        self.size = rng.randint(0, 6)
+        self.max_requests = rng.randint(1, self.max_size - 1)
+        self.size = rng.randint(0, self.max_size)
         self.max_num_drafts = rng.randint(0, 4)
         rows = rng.sample(range(self.max_requests), self.max_requests)
         padding = [-1, -1, -3, self.max_requests, 2**31 - 1]
         self.request_indices = [
             rng.choice(padding) if rng.random() < 0.2 or not rows else rows.pop() for _ in range(self.size)
         ]
-        self.query_lens = [rng.randint(0, 7) for _ in range(self.size)]
+        self.query_lens = [rng.randint(0, self.max_query_len) for _ in range(self.size)]
         # More logits rows than drafts and the token before them happen too.
         self.num_logits = [min(rng.randint(0, self.max_num_drafts + 2), n) for n in self.query_lens]
 

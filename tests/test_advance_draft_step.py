@@ -178,15 +178,12 @@ def test_an_empty_batch_is_all_padding(implementation: Implementation) -> None:
     assert got == ([], [-1, -1], [])
 
 
-@given(seed=st.integers(0, 2**32))
-def test_matches_reference(native: Implementation, seed: int) -> None:
-    """B6, B7, B8: dtypes mixed, any strides, nothing read or written outside."""
-    rng = random.Random(seed)
+def random_arguments(rng: random.Random) -> dict[str, Any]:
     batch = runner_batches.Batch(rng)
     block_size, num_columns = rng.choice([1, 3, 16]), rng.randint(0, 4)
     limit = block_size * num_columns
     max_model_len = rng.randint(1, limit + 4)
-    arguments = {
+    return {
         "positions": batch.random_ints(-2, limit + 3, batch.size),
         "block_table": batch.random_ints(-1, 2**31 - 1, batch.size + rng.randint(0, 2), num_columns),
         "seq_lens": batch.random_ints(-1, limit + 3, batch.size + rng.randint(0, 2)),
@@ -197,7 +194,13 @@ def test_matches_reference(native: Implementation, seed: int) -> None:
         "pad_slot_id": rng.choice([-1, 0, 7]),
         "overflow_position": rng.choice([0, max_model_len - 1]),
     }
-    runner_batches.check_against_reference(native, NAME, arguments, WRITTEN, rng)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_matches_reference(native: Implementation, seed: int) -> None:
+    """B6, B7, B8: dtypes mixed, any strides, nothing read or written outside."""
+    rng = random.Random(seed)
+    runner_batches.check_against_reference(native, NAME, random_arguments(rng), WRITTEN, rng)
 
 
 @pytest.mark.parametrize(

@@ -139,15 +139,12 @@ def test_an_empty_batch_is_all_padding(implementation: Implementation, size: int
     assert got == [-1] * size
 
 
-@given(seed=st.integers(0, 2**32))
-def test_matches_reference(native: Implementation, seed: int) -> None:
-    """B6, B7, B8: dtypes mixed, any strides, nothing read or written outside."""
-    rng = random.Random(seed)
+def random_arguments(rng: random.Random) -> dict[str, Any]:
     batch = runner_batches.Batch(rng)
     query_start_loc, num_tokens = start_locs(batch)
     block_size = rng.choice([1, 3, 16])
     num_columns = rng.randint(0, 4)
-    arguments = {
+    return {
         "query_start_loc": query_start_loc,
         "positions": batch.random_ints(-3, block_size * (num_columns + 1), num_tokens),
         "block_table": batch.random_ints(-1, 2**31 - 1, batch.size + rng.randint(0, 2), num_columns),
@@ -155,7 +152,13 @@ def test_matches_reference(native: Implementation, seed: int) -> None:
         "block_size": block_size,
         "pad_slot_id": rng.choice([-1, 0, 7]),
     }
-    runner_batches.check_against_reference(native, NAME, arguments, WRITTEN, rng)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_matches_reference(native: Implementation, seed: int) -> None:
+    """B6, B7, B8: dtypes mixed, any strides, nothing read or written outside."""
+    rng = random.Random(seed)
+    runner_batches.check_against_reference(native, NAME, random_arguments(rng), WRITTEN, rng)
 
 
 def start_locs(batch: runner_batches.Batch) -> tuple[Tensor, int]:

@@ -246,10 +246,7 @@ def test_dtypes_of_the_outputs(
     assert out.is_rejected_token_mask.dtype == out.is_masked_token_mask.dtype == torch.bool
 
 
-@given(seed=st.integers(0, 2**32))
-def test_matches_reference(native: Implementation, seed: int) -> None:
-    """B6, B7, B8: dtypes mixed, any strides, nothing read or written outside."""
-    rng = random.Random(seed)
+def random_arguments(rng: random.Random) -> dict[str, Any]:
     random_batch = runner_batches.Batch(rng)
     size = random_batch.size
     starts = [rng.choice([0, 0, 2])]
@@ -259,7 +256,7 @@ def test_matches_reference(native: Implementation, seed: int) -> None:
     num_slots, shift = rng.randint(1, 4), rng.random() < 0.5
     num_outputs = starts[-1] + size * (num_slots - shift)
     ends = [rng.randint(start - 1, next_start) for start, next_start in itertools.pairwise(starts)]
-    arguments = {
+    return {
         "target_token_ids": random_batch.random_ints(-1, 30, num_tokens),
         "target_positions": random_batch.random_ints(-1, 30, num_tokens),
         "next_token_ids": random_batch.random_ints(-1, 30, size),
@@ -276,6 +273,13 @@ def test_matches_reference(native: Implementation, seed: int) -> None:
         "new_token_indices": random_batch.poisoned(size * num_slots),
         "hidden_state_mapping": random_batch.poisoned(num_tokens) if shift or rng.random() < 0.5 else None,
     }
+
+
+@given(seed=st.integers(0, 2**32))
+def test_matches_reference(native: Implementation, seed: int) -> None:
+    """B6, B7, B8: dtypes mixed, any strides, nothing read or written outside."""
+    rng = random.Random(seed)
+    arguments = random_arguments(rng)
     plain = {key: value.clone() if isinstance(value, Tensor) else value for key, value in arguments.items()}
     REFERENCE.expand_draft_inputs_(**plain)
     guards = runner_batches.Guards(rng)

@@ -88,17 +88,20 @@ def test_empty_batch(implementation: Implementation, num_logits: int) -> None:
     assert expanded(implementation, num_logits=num_logits, **empty) == ([-1] * num_logits, [0] * num_logits)
 
 
-@given(rng=st.randoms(use_true_random=False))
-def test_matches_reference(native: Implementation, rng: random.Random) -> None:
+def random_arguments(rng: random.Random) -> dict[str, Any]:
     batch = runner_batches.Batch(rng)
     expanded_request_indices = batch.poisoned(sum(batch.num_logits))
-    random_arguments = {
+    return {
         "request_indices": batch.ints(batch.request_indices),
         "cu_num_logits": batch.totals(batch.num_logits),
         "expanded_request_indices": expanded_request_indices,
         "local_positions": batch.ints(expanded_request_indices.tolist()),
     }
-    runner_batches.check_against_reference(native, NAME, random_arguments, WRITTEN, rng)
+
+
+@given(rng=st.randoms(use_true_random=False))
+def test_matches_reference(native: Implementation, rng: random.Random) -> None:
+    runner_batches.check_against_reference(native, NAME, random_arguments(rng), WRITTEN, rng)
 
 
 TOTALS_ERRORS = [

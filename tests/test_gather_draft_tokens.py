@@ -109,11 +109,10 @@ def test_no_rows(implementation: Implementation) -> None:
     assert gathered(implementation, **rows) == ([], [])
 
 
-@given(rng=st.randoms(use_true_random=False))
-def test_matches_reference(native: Implementation, rng: random.Random) -> None:
+def random_arguments(rng: random.Random) -> dict[str, Any]:
     batch = runner_batches.Batch(rng)
-    num_tokens, num_logits = rng.randint(0, 8), rng.randint(0, 8)
-    random_arguments = {
+    num_tokens, num_logits = (rng.randint(0, batch.max_size + 2) for _ in range(2))
+    return {
         "input_ids": batch.random_ints(-1, 99, num_tokens),
         "positions": batch.random_ints(0, 12, num_tokens + rng.choice([0, 2])),
         "logits_indices": batch.random_ints(-1, num_tokens, num_logits),
@@ -123,7 +122,11 @@ def test_matches_reference(native: Implementation, rng: random.Random) -> None:
         "out_token_ids": batch.ints([POISON] * num_logits),
         "out_positions": batch.ints([POISON] * num_logits),
     }
-    runner_batches.check_against_reference(native, NAME, random_arguments, WRITTEN, rng)
+
+
+@given(rng=st.randoms(use_true_random=False))
+def test_matches_reference(native: Implementation, rng: random.Random) -> None:
+    runner_batches.check_against_reference(native, NAME, random_arguments(rng), WRITTEN, rng)
 
 
 ERRORS = [

@@ -82,17 +82,20 @@ def test_empty_batch(implementation: Implementation) -> None:
     assert out == ([POISON] * 6, [0] * 4)
 
 
-@given(rng=st.randoms(use_true_random=False))
-def test_matches_reference(native: Implementation, rng: random.Random) -> None:
+def random_arguments(rng: random.Random) -> dict[str, Any]:
     batch = runner_batches.Batch(rng)
-    random_arguments = {
+    return {
         "request_indices": batch.ints(batch.request_indices),
         "query_start_loc": batch.totals(batch.query_lens),
         "num_computed_tokens": batch.random_ints(0, 9, batch.max_requests),
         "positions": batch.poisoned(sum(batch.query_lens)),
         "seq_lens": batch.poisoned(batch.size),
     }
-    runner_batches.check_against_reference(native, NAME, random_arguments, WRITTEN, rng)
+
+
+@given(rng=st.randoms(use_true_random=False))
+def test_matches_reference(native: Implementation, rng: random.Random) -> None:
+    runner_batches.check_against_reference(native, NAME, random_arguments(rng), WRITTEN, rng)
 
 
 TOTALS_ERRORS = [
