@@ -37,7 +37,8 @@ def compute_slot_mapping(
 
     Raises:
         RuntimeError: An argument has the wrong shape, dtype or range, or ``query_start_loc`` decreases or
-            leaves ``positions``; the message names it.
+            leaves ``positions``; the message names it. Kernels of an accelerator do not read the totals
+            ahead: they clamp them.
 
     Source: the block tables of Kwon et al., arXiv 2309.06180. For a position past the last column vLLM's
     kernel reads the next request's row, or past the tensor.

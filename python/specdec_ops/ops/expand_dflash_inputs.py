@@ -74,7 +74,8 @@ def expand_dflash_inputs(
 
     Raises:
         RuntimeError: An argument has the wrong shape, dtype or range, or ``query_start_loc`` decreases
-            or leaves the tokens; the message names it.
+            or leaves the tokens; the message names it. Kernels of an accelerator do not read the totals
+            ahead: they clamp them, and drop what an output over tokens has no room for.
 
     Source: Chen et al. (DFlash), arXiv 2602.06036, in vLLM's layout.
 

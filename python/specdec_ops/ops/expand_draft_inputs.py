@@ -78,7 +78,8 @@ def expand_draft_inputs(
 
     Raises:
         RuntimeError: An argument has the wrong shape, dtype or range, or ``query_start_loc`` decreases
-            or leaves the tokens; the message names it.
+            or leaves the tokens; the message names it. Kernels of an accelerator do not read the totals
+            ahead: they clamp them, and drop what an output over tokens has no room for.
 
     Source: the parallel drafting of An et al. (PARD), arXiv 2504.18583, in vLLM's layout.
 

@@ -34,7 +34,8 @@ def expand_to_drafts(
         ``[num_drafts]``, dtype of ``values``; 0 past the last total.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it. Kernels
+            of an accelerator do not read the totals ahead: they clamp them.
 
     Source: vLLM's ``expand_kernel``.
 
@@ -70,7 +71,7 @@ def expand_to_drafts_(
         expanded: At least ``[num_drafts]``, dtype of ``values``, any stride; written up to the last total.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: See :func:`expand_to_drafts`.
 
     Source: see :func:`expand_to_drafts`.
 

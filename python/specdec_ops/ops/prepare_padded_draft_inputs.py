@@ -42,7 +42,8 @@ def prepare_padded_draft_inputs(
         token; that of a request without tokens is ``query_start_loc[r + 1] - 1``.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it. Kernels
+            of an accelerator do not read the totals ahead.
 
     Source: vLLM's ``eagle_prepare_inputs_padded_kernel``.
 
@@ -79,7 +80,7 @@ def prepare_padded_draft_inputs_(
         num_rejected: At least ``[batch]`` int32 or int64, any stride.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: See :func:`prepare_padded_draft_inputs`.
 
     Source: see :func:`prepare_padded_draft_inputs`.
 

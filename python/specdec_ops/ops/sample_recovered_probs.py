@@ -47,7 +47,8 @@ def sample_recovered_probs(
         is 0 everywhere, and past the last total.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it. Kernels
+            of an accelerator do not read the totals ahead: they clamp them.
 
     Source: the residual law of Leviathan et al., arXiv 2211.17192; vLLM's ``sample_recovered_tokens_kernel``.
 
@@ -87,7 +88,7 @@ def sample_recovered_probs_(
         token_ids: At least ``[num_drafts]`` int32 or int64, any stride; written up to the last total.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: See :func:`sample_recovered_probs`.
 
     Source: see :func:`sample_recovered_probs`.
 

@@ -49,7 +49,9 @@ def verify_argmax(
         then -1. Rows that were left out are all -1.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it. Kernels
+            of an accelerator do not read the totals ahead: they clamp them, and the drafts of a request to
+            the columns and rates that there are.
 
     Source: greedy verification in Leviathan et al., arXiv 2211.17192; vLLM's
     ``rejection_greedy_sample_kernel``.
@@ -106,7 +108,7 @@ def verify_argmax_(
             the caller fills the rest with -1. An id that int32 does not hold loses its high bits in it.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: See :func:`verify_argmax`.
 
     Source: see :func:`verify_argmax`.
 

@@ -58,7 +58,9 @@ def verify_probs(
         token, then -1. Rows that were left out are all -1.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it. Kernels
+            of an accelerator do not read the totals ahead: they clamp them, and the drafts of a request to
+            the columns and rates that there are.
 
     Source: Leviathan et al., arXiv 2211.17192; vLLM's ``rejection_random_sample_kernel``,
     which accepts a draft of probability 0 if ``u`` is 0.
@@ -130,7 +132,7 @@ def verify_probs_(
             the caller fills the rest with -1. An id that int32 does not hold loses its high bits in it.
 
     Raises:
-        RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
+        RuntimeError: See :func:`verify_probs`.
 
     Source: see :func:`verify_probs`.
 
