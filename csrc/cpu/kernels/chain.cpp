@@ -6,7 +6,6 @@
 #include <thread>
 #include <type_traits>
 
-#include "common/fly.h"
 #include "cpu/kernels/chain_run.h"
 #include "cpu/kernels/float_environment.h"
 #include "cpu/kernels/isa.h"

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "common/fly.h"
 #include "cpu/kernels/chain.h"
 
 /// What the workers of one run_chain call share. Compiled for the baseline; the tiers only use it.

@@ -218,15 +218,20 @@ def _processed_rows(
     if not sampling_metadata.all_greedy:
         each_row = torch.arange(1, bonus.shape[0] + 1, dtype=torch.int32)
         shown = (
-            engine.apply_sampling_constraints(
-                target.clone(), metadata.cu_num_draft_tokens, sampling_metadata
-            ),
-            engine.apply_sampling_constraints(bonus.clone(), each_row, sampling_metadata),
+            _constrained(engine, target, metadata.cu_num_draft_tokens, sampling_metadata),
+            _constrained(engine, bonus, each_row, sampling_metadata),
         )
         # Top-k and top-p mask; the temperature stays the kernel's, as for requests without them.
         target.masked_fill_(shown[0] == -torch.inf, -torch.inf)
         bonus.masked_fill_(shown[1] == -torch.inf, -torch.inf)
     return target, bonus, shown if sampler.is_processed_logprobs_mode else raw
+
+
+def _constrained(engine: Any, rows: Tensor, totals: Tensor, sampling_metadata: Any) -> Tensor:
+    """A copy after temperature, top-k and top-p. The engine's code fails where there is no row."""
+    if rows.shape[0] == 0:
+        return rows
+    return engine.apply_sampling_constraints(rows.clone(), totals, sampling_metadata)  # type: ignore[no-any-return]
 
 
 def _target_and_bonus(metadata: Any, logits: Tensor) -> tuple[Tensor, Tensor]:

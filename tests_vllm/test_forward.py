@@ -1,0 +1,446 @@
+"""What the plug-in puts in the place of ``RejectionSampler.forward``, called as the engine calls it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm.v1.sample.rejection_sampler as engine
+from specdec_ops.integrations.vllm import _plugin, _report
+from torch import Tensor
+from vllm.platforms import current_platform
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+VOCAB_SIZE = 50
+#: A chi-square test alarms below this.
+ALARM = 1e-4
+INT32 = torch.int32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    current_platform.import_kernels()
+    _plugin.register()
+    current_platform.register_triton_kernel_overrides()
+
+
+@pytest.fixture(autouse=True)
+def fresh_report() -> Iterator[None]:
+    _report.calls.clear()
+    _report.handed_over.clear()
+    torch.manual_seed(0)
+    yield
+
+
+def spec_decode(drafts: list[list[int]]) -> SpecDecodeMetadata:
+    """The metadata of a step, with the engine's layout of rows: a request's drafts, then its bonus row."""
+    counts = torch.tensor([len(ids) for ids in drafts])
+    bonus = (counts + 1).cumsum(0) - 1
+    is_bonus = torch.zeros(int(counts.sum()) + len(drafts), dtype=torch.bool)
+    is_bonus[bonus] = True
+    return SpecDecodeMetadata(
+        draft_token_ids=torch.tensor([token for ids in drafts for token in ids], dtype=INT32),
+        num_draft_tokens=counts.tolist(),
+        cu_num_draft_tokens=counts.cumsum(0).to(INT32),
+        cu_num_sampled_tokens=(counts + 1).cumsum(0).to(INT32),
+        target_logits_indices=(~is_bonus).nonzero().flatten().to(INT32),
+        bonus_logits_indices=bonus.to(INT32),
+        logits_indices=torch.arange(len(is_bonus), dtype=INT32),
+    )
+
+
+def sampling(temperature: list[float], **more: Any) -> SamplingMetadata:
+    """Sampling metadata of requests that ask for nothing but what is given."""
+    batch, none = len(temperature), torch.empty(0)
+    greedy = [t == 0.0 for t in temperature]
+    plain = SamplingMetadata(
+        temperature=None if all(greedy) else torch.tensor(temperature),
+        all_greedy=all(greedy),
+        all_random=not any(greedy),
+        top_p=None,
+        top_k=None,
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=none,
+        presence_penalties=none,
+        repetition_penalties=none,
+        output_token_ids=[[] for _ in range(batch)],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+    return dataclasses.replace(plain, **more)
+
+
+def run(
+    drafts: list[list[int]],
+    logits: Tensor,
+    metadata: SamplingMetadata,
+    draft_probs: Tensor | None = None,
+    sampler: Any = None,
+    logprobs_mode: str = "raw_logprobs",
+) -> Any:
+    """One step; the output of the engine."""
+    sampler = sampler or engine.RejectionSampler(Sampler(logprobs_mode=logprobs_mode))
+    return sampler(spec_decode(drafts), draft_probs, logits.clone(), metadata)
+
+
+def stock(
+    drafts: list[list[int]], logits: Tensor, metadata: SamplingMetadata, logprobs_mode: str = "raw_logprobs"
+) -> Any:
+    """The same through the engine's own ``forward``."""
+    forward = _plugin._stock(engine.RejectionSampler, "forward")
+    sampler = engine.RejectionSampler(Sampler(logprobs_mode=logprobs_mode))
+    return forward(sampler, spec_decode(drafts), None, logits.clone(), metadata)
+
+
+def rows(drafts: list[list[int]], seed: int = 1) -> Tensor:
+    """Random logits whose argmax is the draft for most drafts."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(sum(map(len, drafts)) + len(drafts), VOCAB_SIZE, generator=generator)
+    metadata = spec_decode(drafts)
+    agree = torch.rand(len(metadata.draft_token_ids), generator=generator) < 0.7
+    chosen = metadata.target_logits_indices.long()[agree]
+    logits[chosen, metadata.draft_token_ids.long()[agree].clamp(min=0)] = 9.0
+    return logits
+
+
+def ragged(batch: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 4, (batch,), generator=generator).tolist()
+    return [torch.randint(0, VOCAB_SIZE, (count,), generator=generator).tolist() for count in counts]
+
+
+def penalties(batch: int) -> dict[str, Any]:
+    return {
+        "no_penalties": False,
+        "prompt_token_ids": torch.randint(0, VOCAB_SIZE, (batch, 6)),
+        "frequency_penalties": torch.full((batch,), 0.7),
+        "presence_penalties": torch.full((batch,), 0.4),
+        "repetition_penalties": torch.full((batch,), 1.3),
+        "output_token_ids": [[3, 4, 4]] * batch,
+    }
+
+
+def min_tokens(batch: int) -> LogitsProcessors:
+    """Request 0 may not stop, that is emit token 7, before it has ten tokens."""
+    processor = MinTokensLogitsProcessor(None, torch.device("cpu"), False)  # type: ignore[arg-type]
+    processor.min_toks = {0: (10, [1, 2], {7}, False)}
+    processor.logits_slice = (torch.tensor([0], dtype=INT32), torch.tensor([7], dtype=INT32))
+    return LogitsProcessors([processor])
+
+
+GREEDY_FEATURES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "nothing": lambda batch: {},
+    "penalties": penalties,
+    "allowed ids": lambda batch: {
+        "allowed_token_ids_mask": torch.arange(VOCAB_SIZE).expand(batch, -1) % 3 == 0
+    },
+    "bad words": lambda batch: {"bad_words_token_ids": {0: [[5], [8, 9]], batch - 1: [[1]]}},
+    "min tokens": lambda batch: {"logitsprocs": min_tokens(batch)},
+}
+
+
+@pytest.mark.parametrize("feature", GREEDY_FEATURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_greedy_tokens_are_those_of_the_engine(feature: str, dtype: torch.dtype) -> None:
+    for seed in range(5):
+        drafts = [*ragged(7, seed), [4, 4, 4]]
+        metadata = sampling([0.0] * 8, **GREEDY_FEATURES[feature](8), spec_token_ids=drafts)
+        logits = rows(drafts, seed).to(dtype)
+        assert torch.equal(
+            run(drafts, logits, metadata).sampled_token_ids, stock(drafts, logits, metadata).sampled_token_ids
+        )
+    assert _report.calls["RejectionSampler.forward"] == 5
+    assert not _report.handed_over
+
+
+@pytest.mark.parametrize("feature", ["nothing", "penalties"])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
+@pytest.mark.parametrize("temperature", [[0.0] * 4, [0.0, 0.0, 0.0, 1.0]], ids=["greedy", "mixed"])
+def test_logprobs_are_those_of_the_engine(feature: str, mode: str, temperature: list[float]) -> None:
+    """In the mixed batch the sampled request can emit one token alone."""
+    drafts = [[1, 2], [], [3], [4]]
+    metadata = sampling(temperature, max_num_logprobs=2, **GREEDY_FEATURES[feature](4), spec_token_ids=drafts)
+    logits = rows(drafts)
+    logits[-2:] = -1e4
+    logits[-2:, 6] = 0.0
+    ours = run(drafts, logits, metadata, logprobs_mode=mode)
+    theirs = stock(drafts, logits, metadata, mode)
+    assert torch.equal(ours.sampled_token_ids, theirs.sampled_token_ids)
+    emitted = (ours.sampled_token_ids >= 0).flatten()
+    for name in ("logprob_token_ids", "logprobs", "selected_token_ranks"):
+        one, other = (getattr(out.logprobs_tensors, name)[emitted] for out in (ours, theirs))
+        assert torch.equal(one, other), name
+
+
+def test_rows_in_another_order_are_gathered() -> None:
+    """As in the engine's profiling run, where every index is 0."""
+    drafts = [[1, 2], [3]]
+    logits = rows(drafts)
+    want = run(drafts, logits, sampling([0.0, 0.0])).sampled_token_ids
+    order = torch.tensor([4, 2, 0, 1, 3])
+    moved = spec_decode(drafts)
+    place = order.argsort().to(INT32)
+    moved.target_logits_indices = place[moved.target_logits_indices.long()]
+    moved.bonus_logits_indices = place[moved.bonus_logits_indices.long()]
+    sampler = engine.RejectionSampler(Sampler())
+    assert torch.equal(sampler(moved, None, logits[order], sampling([0.0, 0.0])).sampled_token_ids, want)
+    dummy = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
+    assert sampler(dummy, None, logits, sampling([0.0, 1.0])).sampled_token_ids.shape == (2, 3)
+
+
+def generators(*requests: int) -> dict[int, torch.Generator]:
+    return {r: torch.Generator().manual_seed(1234) for r in requests}
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_seeded_requests_do_not_notice_their_batch(num_drafts: int) -> None:
+    """Alone, beside greedy requests, and beside requests whose parameters change the whole batch's path."""
+    mine, own = [[4, 5, 6][:num_drafts]], torch.randn(num_drafts + 1, VOCAB_SIZE)
+    mates = [[1, 2], [], [7]]
+    logits = torch.cat([own, rows(mates)])
+    temperature = [0.9, 0.0, 1.2, 0.5]
+    off, k = VOCAB_SIZE, torch.tensor([VOCAB_SIZE, VOCAB_SIZE, 3, 2], dtype=INT32)
+    batches = [
+        {},
+        {"top_k": k},
+        {"top_p": torch.tensor([1.0, 1.0, 0.4, 0.2]), "top_k": torch.full((4,), off, dtype=INT32)},
+        {"max_num_logprobs": 1},
+    ]
+    for step in range(20):
+        seeds = {0: torch.Generator().manual_seed(step)}
+        alone = run(mine, own, sampling([0.9], generators=seeds)).sampled_token_ids
+        for more in batches:
+            seeds = {0: torch.Generator().manual_seed(step)}
+            together = run(mine + mates, logits, sampling(temperature, generators=seeds, **more))
+            mine_there = together.sampled_token_ids[0, : num_drafts + 1]
+            assert torch.equal(mine_there, alone[0]), (step, more.keys())
+
+
+def test_seeds_decide() -> None:
+    drafts, logits = [[1, 2, 3]] * 6, torch.zeros(24, VOCAB_SIZE)
+    out = run(drafts, logits, sampling([1.0] * 6, generators=generators(0, 1, 4)))
+    tokens = out.sampled_token_ids
+    assert torch.equal(tokens[0], tokens[1]) and torch.equal(tokens[0], tokens[4])
+    assert len({tuple(row) for row in tokens[[0, 2, 3, 5]].tolist()}) == 4
+    torch.manual_seed(7)
+    first = run(drafts, logits, sampling([1.0] * 6)).sampled_token_ids
+    torch.manual_seed(7)
+    assert torch.equal(run(drafts, logits, sampling([1.0] * 6)).sampled_token_ids, first)
+
+
+def chi_square_p(counts: Tensor, probs: Tensor) -> float:
+    """The p-value of counts under a law, ids with less than five expected taken together."""
+    expected = probs.double() * counts.sum()
+    assert counts[expected == 0].sum() == 0, "a token that the law excludes"
+    rare = expected < 5
+    observed = torch.cat([counts[~rare].double(), counts[rare].sum(dtype=torch.float64).view(1)])
+    wanted = torch.cat([expected[~rare], expected[rare].sum().view(1)])
+    keep = wanted > 0
+    statistic = ((observed - wanted)[keep] ** 2 / wanted[keep]).sum()
+    freedom = torch.tensor((int(keep.sum()) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+LAWS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "temperature": lambda n: {},
+    "top-k": lambda n: {"top_k": torch.full((n,), 5, dtype=INT32)},
+    "top-p": lambda n: {"top_p": torch.full((n,), 0.6)},
+    "top-k and top-p": lambda n: {"top_k": torch.full((n,), 8, dtype=INT32), "top_p": torch.full((n,), 0.8)},
+    "penalties": lambda n: penalties(n) | {"prompt_token_ids": torch.zeros(n, 1, dtype=torch.int64)},
+}
+
+
+def law_of(logits: Tensor, feature: str, temperature: float) -> Tensor:
+    """The law of a token by plain torch."""
+    logits = logits.clone()
+    if feature == "penalties":
+        seen = torch.zeros(VOCAB_SIZE).index_add_(0, torch.tensor([3, 4, 4]), torch.ones(3))
+        repeated = (seen > 0) | (torch.arange(VOCAB_SIZE) == 0)
+        logits = torch.where(repeated, torch.where(logits > 0, logits / 1.3, logits * 1.3), logits)
+        logits = logits - 0.7 * seen - 0.4 * (seen > 0)
+    logits = logits / temperature
+    if "top-k" in feature:
+        logits[logits < logits.topk(5 if feature == "top-k" else 8).values[-1]] = -math.inf
+    if "top-p" in feature:
+        ordered, ids = logits.softmax(0).sort(descending=True)
+        p = 0.6 if feature == "top-p" else 0.8
+        logits[ids[ordered.cumsum(0) - ordered >= p]] = -math.inf
+    return logits.softmax(0)
+
+
+@pytest.mark.parametrize("feature", LAWS)
+@pytest.mark.parametrize("drafter", ["n-gram", "draft model"])
+def test_first_token_follows_the_law(feature: str, drafter: str) -> None:
+    """Of many requests with one draft each, whatever drafted."""
+    n, temperature = 8_000, 0.8
+    row = torch.randn(VOCAB_SIZE)
+    probs = None
+    if drafter == "draft model":
+        law = (row + torch.randn(VOCAB_SIZE)).softmax(0)
+        ids, probs = torch.multinomial(law, n, replacement=True).tolist(), law.repeat(n, 1)
+    else:
+        ids = [int(row.argmax())] * n
+    metadata = sampling([temperature] * n, **LAWS[feature](n), spec_token_ids=[[i] for i in ids])
+    out = run([[i] for i in ids], row.repeat(2 * n, 1), metadata, probs)
+    first = torch.bincount(out.sampled_token_ids[:, 0], minlength=VOCAB_SIZE)
+    assert chi_square_p(first, law_of(row, feature, temperature)) > ALARM
+    # The test can fail: another temperature is another law.
+    assert chi_square_p(first, law_of(row, feature, 1.5)) < ALARM
+    assert _report.calls["RejectionSampler.forward"] == 1
+
+
+def test_bonus_tokens_follow_the_law() -> None:
+    """The draft is certain, so each request emits a bonus token too."""
+    n = 8_000
+    row = torch.randn(VOCAB_SIZE)
+    certain = torch.full((VOCAB_SIZE,), -math.inf)
+    certain[3] = 0.0
+    for more in ({}, {"top_k": torch.full((n,), 6, dtype=INT32)}):
+        out = run([[3]] * n, torch.stack([certain, row]).repeat(n, 1), sampling([0.7] * n, **more))
+        assert (out.sampled_token_ids[:, 0] == 3).all()
+        logits = row / 0.7
+        if more:
+            logits = torch.where(logits < logits.topk(6).values[-1], -math.inf, logits)
+        counts = torch.bincount(out.sampled_token_ids[:, 1], minlength=VOCAB_SIZE)
+        assert chi_square_p(counts, logits.softmax(0)) > ALARM
+
+
+def test_grammar_masks_hold() -> None:
+    """The engine masks rows of logits before it samples: nothing else is emitted, drafted or not."""
+    n = 200
+    logits = torch.randn(n * 3, VOCAB_SIZE)
+    legal = torch.rand(n * 3, VOCAB_SIZE) < 0.1
+    legal[:, 11] = True
+    logits[~legal] = -math.inf
+    drafts = torch.randint(0, VOCAB_SIZE, (n, 2)).tolist()
+    for temperature in (0.0, 1.0):
+        tokens = run(drafts, logits, sampling([temperature] * n)).sampled_token_ids
+        legal_rows = legal.view(n, 3, VOCAB_SIZE)
+        for slot in range(3):
+            ids = tokens[:, slot]
+            assert legal_rows[ids >= 0, slot, ids[ids >= 0].long()].all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_placeholder_drafts_are_rejected(temperature: float) -> None:
+    """-1 in the place of a draft: what follows comes from the target."""
+    drafts = [[-1, 3], [2, -1, 4], [-1]]
+    logits = torch.full((9, VOCAB_SIZE), -1e4)
+    logits[:, 2] = 0.0
+    tokens = run(drafts, logits, sampling([temperature] * 3)).sampled_token_ids
+    assert tokens.tolist() == [[2, -1, -1, -1], [2, 2, -1, -1], [2, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [False, True])
+def test_synthetic_rates(temperature: float, top_k: bool) -> None:
+    n = 4000
+    sampler = engine.RejectionSampler(Sampler())
+    sampler.synthetic_mode = True
+    sampler.synthetic_conditional_rates = torch.tensor([0.8, 0.5])
+    more = {"top_k": torch.full((n,), 4, dtype=INT32)} if top_k and temperature else {}
+    metadata = sampling([temperature] * n, **more)
+    tokens = run([[1, 2]] * n, torch.randn(n * 3, VOCAB_SIZE), metadata, sampler=sampler).sampled_token_ids
+    accepted = torch.bincount((tokens >= 0).sum(dim=1) - 1, minlength=3)
+    assert chi_square_p(accepted, torch.tensor([0.2, 0.4, 0.4])) > ALARM
+
+
+def test_fly_keeps_a_draft_that_the_next_ones_confirm() -> None:
+    """Two equally good tokens at the first draft: the one that the target does not prefer is kept."""
+    logits = torch.full((4, VOCAB_SIZE), -20.0)
+    logits[0, 5], logits[0, 6] = 1.0, 0.9
+    logits[1, 7] = logits[2, 8] = logits[3, 9] = 5.0
+    sampler = engine.RejectionSampler(Sampler())
+    want = {None: [5, -1, -1, -1], 2: [6, 7, 8, 9]}
+    for window, tokens in want.items():
+        sampler.fly_window_size, sampler.fly_entropy_threshold = window, 0.3
+        out = run([[6, 7, 8]], logits, sampling([0.0]), sampler=sampler)
+        assert out.sampled_token_ids.tolist() == [tokens]
+
+
+@pytest.mark.parametrize("feature", [*GREEDY_FEATURES, *(law for law in LAWS if law.startswith("top"))])
+@pytest.mark.parametrize("temperature", [[0.0, 0.0], [1.0, 1.0], [0.0, 0.7]], ids=str)
+def test_no_request_has_a_draft(feature: str, temperature: list[float]) -> None:
+    """A step of prompts alone: there is no draft row."""
+    if feature.startswith("top") and not any(temperature):
+        temperature = [0.0, 1.0]
+    more = (GREEDY_FEATURES | LAWS)[feature](2)
+    logits = torch.full((2, VOCAB_SIZE), -50.0)
+    logits[:, 10] = 50.0
+    metadata = sampling(temperature, **{"max_num_logprobs": 1, "spec_token_ids": [[], []], **more})
+    assert run([[], []], logits, metadata).sampled_token_ids.tolist() == [[10], [10]]
+    assert not _report.handed_over
+
+
+class TestHandingOver:
+    """What the engine's own ``forward`` does instead, by way of the replaced ``rejection_sample``."""
+
+    def check(self, feature: str, out: Any) -> None:
+        assert out.sampled_token_ids.shape == (2, 3)
+        assert dict(_report.handed_over) == {feature: 1}
+        assert dict(_report.calls) == {"rejection_sample": 1}
+
+    def test_samplers_of_another_class(self) -> None:
+        class OtherSampler(Sampler):
+            pass
+
+        drafts = [[1, 2], []]
+        sampler = engine.RejectionSampler(OtherSampler())
+        out = run(drafts, rows(drafts), sampling([1.0, 0.0]), sampler=sampler)
+        self.check("samplers derived from vLLM's", out)
+
+    def test_other_logits_processors(self) -> None:
+        class Processor(MinTokensLogitsProcessor):
+            pass
+
+        processors = LogitsProcessors([Processor(None, torch.device("cpu"), False)])  # type: ignore[arg-type]
+        drafts = [[1, 2], []]
+        out = run(drafts, rows(drafts), sampling([1.0, 0.0], logitsprocs=processors))
+        self.check("logits processor Processor", out)
+
+    def test_thinking_budgets(self) -> None:
+        holder = SimpleNamespace(
+            has_tracked_requests=lambda: True,
+            update_state=lambda *args, **kwargs: None,
+            apply_to_logits=lambda logits, *args, **kwargs: logits,
+        )
+        drafts = [[1, 2], []]
+        out = run(drafts, rows(drafts), sampling([1.0, 0.0], thinking_budget_state_holder=holder))
+        self.check("thinking budgets", out)
+
+    def test_handed_over_requests_keep_their_seeds(self) -> None:
+        """A seeded request repeats itself, and one without drafts leaves its generator to the bonus token."""
+
+        class OtherSampler(Sampler):
+            pass
+
+        drafts = [[1, 2], [], [3]]
+        sampler = engine.RejectionSampler(OtherSampler())
+        seen = [
+            run(drafts, rows(drafts), sampling([1.0] * 3, generators=generators(0, 1, 2)), sampler=sampler)
+            for _ in range(2)
+        ]
+        assert torch.equal(seen[0].sampled_token_ids, seen[1].sampled_token_ids)
+
+
+def test_block_verification_is_in_neither() -> None:
+    """vLLM has it in its newer runner alone. When this fails, the plug-in has to serve it or hand it over."""
+    from vllm.config import speculative
+
+    assert "block" in speculative.RejectionSampleMethod.__args__
+    for function in (engine.rejection_sample, _plugin._stock(engine, "rejection_sample")):
+        assert not any("block" in name for name in inspect.signature(function).parameters)
