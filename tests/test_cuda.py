@@ -116,7 +116,9 @@ def random_chain(seed: int) -> tuple[inputs.Arguments, dict[str, Any], str]:
             ids[i] = choice.choice((-1, -7, vocab_size, vocab_size + 5))
     if vocab_size > 2 and choice.random() < 0.3:
         arguments["vocab_size"] = vocab_size - choice.randint(1, min(vocab_size - 1, 300))
-    flags = {name: choice.random() < 0.5 for name in EXTRAS}
+    # Without them decisions may be taken from fewer digits.
+    any_flag = choice.random() < 0.4
+    flags = {name: any_flag and choice.random() < 0.5 for name in EXTRAS}
     return arguments, flags, f"seed {seed}, V {vocab_size}, {law}, {dtype}, uniforms {uniforms}, {flags}"
 
 
@@ -218,14 +220,18 @@ def on_host(arguments: inputs.Arguments) -> inputs.Arguments:
     return {n: v.cpu() if isinstance(v, Tensor) else v for n, v in arguments.items()}
 
 
+@pytest.mark.parametrize("flags", [{}, EXTRAS], ids=["tokens", "extras"])
 @pytest.mark.parametrize("batch", [1, 3, 16, 64])
-def test_batches_of_real_size(batch: int) -> None:
+def test_batches_of_real_size(batch: int, flags: dict[str, Any]) -> None:
     arguments = large_chain(batch)
-    assert_same_bits(
-        specdec_ops.verify_chain(**arguments, **EXTRAS),
-        specdec_ops.verify_chain(**on_host(arguments), **EXTRAS),
-        batch,
-    )
+    for law in ("logits", "logits and logsumexp", "one-hot"):
+        if law == "logits and logsumexp":
+            temperature, logits = arguments["temperature"][0], arguments["draft_logits"]
+            arguments["draft_logsumexp"] = (logits.double() / temperature).logsumexp(-1)
+        if law == "one-hot":
+            del arguments["draft_logits"], arguments["draft_logsumexp"]
+        here = specdec_ops.verify_chain(**on_host(arguments), **flags)
+        assert_same_bits(specdec_ops.verify_chain(**arguments, **flags), here, (batch, law))
 
 
 def test_repeated_calls_give_the_same_bits() -> None:

@@ -64,6 +64,8 @@ struct Plan {
   bool eager_drafts;
   /// Draft laws come from a pass over draft rows.
   bool reads_draft_rows;
+  /// Nothing is asked for that shows a law to the last bit.
+  bool may_be_quick;
   int jobs_per_request;
   uint64_t initial_units;
 
@@ -195,7 +197,7 @@ __device__ __forceinline__ BlockRef block_of(const ChainParams& params, const Ro
 /// What to draw from where no further draft is accepted.
 enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
-enum class Outcome : int32_t { kAccepted, kNeedsDraftRow, kEnds, kDraws };
+enum class Outcome : int32_t { kAccepted, kNeedsDraftRow, kEnds, kDraws, kUnsure };
 
 /// What became of one slot.
 struct Verdict {
@@ -205,6 +207,11 @@ struct Verdict {
   float accept_prob;
   /// The draft, and the token that is emitted unless it is to be drawn.
   int64_t x, token;
+};
+
+/// A row's law to five digits: p(v) = 2^((x_v - max) * scale) / total.
+struct QuickLaw {
+  float max, total;
 };
 
 /// A token of p that may become the recovered token.
@@ -226,6 +233,7 @@ struct Scratch {
   RowMax row_max[kRowsAtOnce];
   /// Of the target's rows, then of the drafts'.
   RowLaw laws[kRowsAtOnce];
+  QuickLaw quick_laws[kRowsAtOnce];
   Verdict verdicts[kLargestWave];
   int64_t argmax[kLargestWave];
   double total;
@@ -292,7 +300,13 @@ class Judge {
     if (state.in_residual) end_ = begin_ + 1;
     draft_ready_ = state.draft_ready - 1;
     const Draft draft = load_draft();
-    make_laws();
+    find_maxima();
+    bool reload = false;
+    if (may_be_quick() && !state.in_residual) {
+      if (run_quickly(draft)) return;
+      reload = true;
+    }
+    make_laws(reload);
 
     int last = 0;
     if (state.in_residual) {
@@ -413,21 +427,24 @@ class Judge {
     __syncthreads();
   }
 
-  /// The largest logits of all rows of the wave, and their laws where they are needed.
-  __device__ __forceinline__ void make_laws() {
-    const uint32_t present = present_rows();
+  __device__ __forceinline__ int num_groups() const {
+    return (plan_.num_blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
+  }
+
+  /// The largest logits of all rows of the wave. Leaves the numbers of a row in shared memory if all fit.
+  __device__ __forceinline__ void find_maxima() {
     const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
-    const bool is_present = present >> row & 1;
-    const int num_groups = (plan_.num_blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
+    const bool is_present = present_rows() >> row & 1;
     RowMax row_max = {kMasked, false};
-    for (int group = 0; group < num_groups; ++group) {
+#pragma unroll 1
+    for (int group = 0; group < num_groups(); ++group) {
       const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
       load_stats_of_row(is_present, first, count);
       for (int block = within; block < count && is_present; block += kThreadsPerRow) {
         row_max.max = fmaxf(row_max.max, s_.stats[row][block].max);
         row_max.non_finite |= s_.stats[row][block].sum != s_.stats[row][block].sum;
       }
-      if (num_groups > 1) __syncthreads();
+      if (num_groups() > 1) __syncthreads();
     }
     int non_finite = row_max.non_finite;
 #pragma unroll
@@ -437,13 +454,21 @@ class Judge {
     }
     row_max.non_finite = non_finite != 0;
     if (within == 0) s_.row_max[row] = row_max;
+    __syncthreads();
+  }
 
+  /// The laws of all rows of the wave where they are needed. `reload`: other things lay in shared memory since.
+  __device__ __forceinline__ void make_laws(bool reload) {
+    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
+    const bool is_present = present_rows() >> row & 1;
+    const RowMax row_max = s_.row_max[row];
     if (needs_law(params_, request_)) {
       const float scale = scale_of(row);
       double total = 0.0;
-      for (int group = 0; group < num_groups; ++group) {
+#pragma unroll 1
+      for (int group = 0; group < num_groups(); ++group) {
         const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
-        if (num_groups > 1) load_stats_of_row(is_present, first, count);
+        if (num_groups() > 1 || reload) load_stats_of_row(is_present, first, count);
 #pragma unroll 1
         for (int block = within; block < count && is_present; block += kThreadsPerRow) {
           const BlockStats stats = s_.stats[row][block];
@@ -466,7 +491,7 @@ class Judge {
 #pragma unroll
           for (int j = 0; j < kInStep; ++j) total = fma64(sums[j], weights[j], total);
         }
-        if (num_groups > 1) __syncthreads();
+        if (num_groups() > 1) __syncthreads();
       }
       if (is_present && within == 0) {
         RowLaw law = row_law_from_total(scale, row_max, total);
@@ -484,6 +509,209 @@ class Judge {
   __device__ __forceinline__ Status row_status(int i) const {
     if (s_.row_max[i].non_finite) return Status::kNonFiniteTarget;
     return s_.row_max[i].max > kMasked ? Status::kOk : Status::kMaskedTarget;
+  }
+
+  // ---- The quick way ----
+  //
+  // What is decided is a comparison of numbers that float32 and the special function unit find to five digits in a
+  // fraction of the time. Where those digits settle every comparison the result is the definition's. Where one is
+  // too near to call, which is seldom, nothing has been given away: the definition is followed step by step.
+
+  /// Relative distance within which two probabilities are too near to call.
+  static constexpr float kQuickMargin = 1e-4f;
+  static constexpr float kSmallestQuick = 0x1p-100f;
+
+  __device__ __forceinline__ bool may_be_quick() const {
+    return plan_.may_be_quick && !request_.greedy && num_groups() == 1;
+  }
+
+  __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
+    return __fdividef(quick_exp2((x - law.max) * scale), law.total);
+  }
+
+  /// q of an id of slot begin_ + i with this entry in the draft row; NaN where it takes care.
+  __device__ __forceinline__ float quick_draft_prob(int i, float entry) const {
+    if (!(entry < -kMasked)) return __builtin_nanf("");
+    if (!params_.draft_logsumexp) return quick_prob(s_.quick_laws[kLargestWave + i], request_.draft_scale, entry);
+    const double logsumexp = at(params_.draft_logsumexp, request_.first_draft + begin_ + i);
+    if (!(logsumexp > -0x1p25 && logsumexp < 0x1p25)) return __builtin_nanf("");
+    return quick_exp2(static_cast<float>(fma64(entry, request_.draft_scale, -logsumexp * kLog2E)));
+  }
+
+  /// False, and nothing done that cannot be done again, where a comparison is too near to call.
+  __device__ __forceinline__ bool run_quickly(const Draft& draft) {
+    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
+    const bool is_present = present_rows() >> row & 1;
+    const RowMax row_max = s_.row_max[row];
+    float total = 0.0f;
+    for (int block = within; block < plan_.num_blocks && is_present; block += kThreadsPerRow) {
+      const BlockStats stats = s_.stats[row][block];
+      if (stats.sum > 0.0f) total += stats.sum * quick_exp2((stats.max - row_max.max) * scale_of(row));
+    }
+#pragma unroll
+    for (int distance = kThreadsPerRow / 2; distance >= 1; distance /= 2) {
+      total += __shfl_xor_sync(kAllLanes, total, distance);
+    }
+    if (within == 0) s_.quick_laws[row] = {row_max.max, total};
+    const bool is_plain = !row_max.non_finite && fabsf(row_max.max * scale_of(row)) < 0x1p25f;
+    if (__syncthreads_or(is_present && !is_plain)) return false;
+
+    const int count = end_ - begin_;
+    if (thread() < count) s_.verdicts[thread()] = quick_verdict_of(draft);
+    __syncthreads();
+    int last = 0;
+    while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
+    if (thread() < min(last, count)) emit(begin_ + thread(), s_.verdicts[thread()].token);
+    if (last == count) {
+      queue_next_wave();
+      return true;
+    }
+    const Verdict verdict = s_.verdicts[last];
+    if (verdict.outcome == Outcome::kUnsure) return false;
+    if (verdict.outcome == Outcome::kNeedsDraftRow) {
+      queue_alone(JobKind::kDraft, last);
+      return true;
+    }
+    const int64_t token = draw_quickly(last, verdict);
+    if (token < 0) return false;
+    if (thread() == 0) emit(begin_ + last, token);
+    finish(begin_ + last, verdict.status);
+    return true;
+  }
+
+  __device__ __forceinline__ Verdict quick_verdict_of(const Draft& draft) const {
+    const int i = thread();
+    Verdict verdict = {Outcome::kDraws, Final::kTarget, Status::kOk, 0.0f, draft.x, draft.x};
+    if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
+    if (!draft.valid) return verdict;
+    const float p = quick_prob(s_.quick_laws[i], request_.scale, draft.target);
+    const float coin = static_cast<float>(draft.coin);
+    const bool may_accept = params_.rule == Rule::kTokenLevel;
+    const bool is_masked = draft.target == kMasked;
+    if (!is_masked && p < kSmallestQuick) {
+      verdict.outcome = Outcome::kUnsure;
+      return verdict;
+    }
+    if (may_accept && !is_masked && fabsf(coin - p) <= kQuickMargin * p) {
+      verdict.outcome = Outcome::kUnsure;
+      return verdict;
+    }
+    if (may_accept && coin < p) {
+      verdict.outcome = Outcome::kAccepted;
+      return verdict;
+    }
+    verdict.final = Final::kTargetWithoutDraft;
+    if (!request_.has_law) return verdict;
+    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
+      verdict.outcome = Outcome::kNeedsDraftRow;
+      return verdict;
+    }
+    const float q = quick_draft_prob(i, draft.draft);
+    if (!(q > kSmallestQuick && q < 2.0f) || (may_accept && !is_masked && fabsf(coin * q - p) <= kQuickMargin * p)) {
+      verdict.outcome = Outcome::kUnsure;
+      return verdict;
+    }
+    verdict.final = Final::kDenseResidual;
+    if (may_accept && coin * q < p) verdict.outcome = Outcome::kAccepted;
+    return verdict;
+  }
+
+  /// Like draw; -1 where it takes care, or a residual.
+  __device__ __forceinline__ int64_t draw_quickly(int i, const Verdict& verdict) {
+    const int64_t slot = begin_ + i;
+    const bool thins = verdict.final == Final::kDenseResidual;
+    const bool without_draft = verdict.final == Final::kTargetWithoutDraft;
+    const QuickLaw law = s_.quick_laws[i];
+    // Two neighbouring blocks a lane. In float64: a rounding of the row's mass would be many ids of a small block.
+    double mass[2], weight[2];
+    float block_max[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int block = 2 * lane_index() + j;
+      const BlockStats stats = block < plan_.num_blocks ? s_.stats[i][block] : BlockStats{kMasked, 0.0f};
+      block_max[j] = stats.max;
+      weight[j] = exp2_out_of_line((static_cast<double>(stats.max) - law.max) * request_.scale);
+      mass[j] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * weight[j] : 0.0;
+      if (without_draft && verdict.x / kBlockSize == block) {
+        const double x = element(target_row(slot), verdict.x);
+        mass[j] = mass[j] - exp2_out_of_line((x - law.max) * request_.scale);
+      }
+    }
+    double prefix = mass[0] + mass[1];
+#pragma unroll
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      const double before = __shfl_up_sync(kAllLanes, prefix, distance);
+      if (lane_index() >= distance) prefix += before;
+    }
+    const double total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+    double before = __shfl_up_sync(kAllLanes, prefix, 1);
+    if (lane_index() == 0) before = 0.0;
+    // The definition adds up the block without the draft id by id, and its sum in lanes was rounded.
+    const double margin = (without_draft ? 2e-6 : 1e-12) * static_cast<double>(law.total);
+    __syncthreads();  // what picks write lies where the blocks' numbers were
+
+    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
+#pragma unroll 1
+    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
+      const int attempt = first + warp_index();
+      Attempt result = {-1, false, false};
+      if (thins || attempt == 0) {
+        const double threshold = final_uniform(slot, thins ? 2 * attempt : 0) * total;
+        const int hit = first_lane(prefix > threshold);
+        const bool is_second = before + mass[0] <= threshold;
+        const double own_before = is_second ? before + mass[0] : before, own_mass = is_second ? mass[1] : mass[0];
+        const double own_weight = is_second ? weight[1] : weight[0];
+        const bool clear = own_before + own_mass > threshold + margin && own_before < threshold - margin;
+        result.unusable = hit < 0 || !__shfl_sync(kAllLanes, clear, max(hit, 0));
+        if (!result.unusable) {
+          const int chosen = 2 * hit + __shfl_sync(kAllLanes, static_cast<int>(is_second), hit);
+          const float rest =
+              __shfl_sync(kAllLanes, static_cast<float>((threshold - own_before) / own_weight), hit);
+          const float rest_margin = __shfl_sync(kAllLanes, static_cast<float>(margin / own_weight), hit);
+          const float max = __shfl_sync(kAllLanes, is_second ? block_max[1] : block_max[0], hit);
+          const BlockRef block = block_of(params_, target_row(slot), chosen);
+          fetch_block(block, stage_);
+          if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
+          const int found = quick_pick_in_block(WeightsOfLogits(block, stage_, max, request_.scale, 1.0f),
+                                                rest, rest_margin, s_.pick + warp_index());
+          result.unusable = found < 0;
+          result.token = block.begin + found;
+          result.kept = true;
+        }
+        if (thins && !result.unusable) {
+          const float rest_of_u = 1.0f - static_cast<float>(final_uniform(slot, 2 * attempt + 1));
+          const float p = quick_prob(law, request_.scale, element(target_row(slot), result.token));
+          const float entry = element(draft_row(slot), result.token);
+          const float q = entry == kMasked ? 0.0f : quick_draft_prob(i, entry);
+          const float difference = rest_of_u * p - q;
+          result.kept = difference > 0.0f;
+          result.unusable = !(fabsf(difference) > kQuickMargin * (p + q)) || p < kSmallestQuick;
+        }
+      }
+      if (lane_index() == 0) s_.attempts[attempt] = result;
+      __syncthreads();
+#pragma unroll 1
+      for (int a = first; a < first + kWarpsPerCta; ++a) {
+        if (s_.attempts[a].unusable) return -1;
+        if (s_.attempts[a].kept) return s_.attempts[a].token;
+      }
+    }
+    is_thinned_ = thins;
+    return -1;
+  }
+
+  /// Masks one id of a block that the warp has fetched.
+  __device__ __forceinline__ void mask_staged(const BlockRef& block, int64_t id) const {
+    const int i = static_cast<int>(id);
+    if (lane_index() == 0) {
+      if (block.row.dtype == DType::kFloat32) {
+        const int octet = i / kOctet, word = octet / kWarpSize * 2 * kWarpSize + i % kOctet / 4 * kWarpSize + octet % kWarpSize;
+        reinterpret_cast<float*>(stage_ + word)[i % 4] = kMasked;
+      } else {
+        reinterpret_cast<uint16_t*>(stage_)[i] = block.row.dtype == DType::kBFloat16 ? 0xFF80 : 0xFC00;
+      }
+    }
+    __syncwarp();
   }
 
   /// The lowest ids with the largest logit that is not NaN, a warp to a slot, where they are emitted.
@@ -619,7 +847,7 @@ class Judge {
     const int64_t slot = begin_ + i;
     Final final = verdict.final;
     const bool thins = final == Final::kDenseResidual && !has_residual;
-    if (thins && params_.final_uniforms) return -1;
+    if (thins && (params_.final_uniforms || is_thinned_)) return -1;
     if (thins) final = Final::kTarget;
 #pragma unroll 1
     for (;;) {
@@ -874,6 +1102,8 @@ class Judge {
   double* prefixes_;
   /// The slots that are judged, and the one whose draft row was read on its own, or -1.
   int begin_ = 0, end_ = 0, draft_ready_ = -1;
+  /// Every attempt at a recovered token has failed, and none was too near to call.
+  bool is_thinned_ = false;
 };
 
 /// Fills in what the warps of a unit need to know of its row.
@@ -1073,6 +1303,9 @@ Plan plan_of(const ChainParams& params) {
   plan.num_blocks = static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
   plan.units_per_row = (plan.num_blocks + kBlocksPerUnit - 1) / kBlocksPerUnit;
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
+  plan.may_be_quick = params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
+                      !params.final_uniforms &&
+                      (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
   return plan;
 }
 
