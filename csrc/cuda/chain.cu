@@ -300,13 +300,15 @@ class Judge {
     if (state.in_residual) end_ = begin_ + 1;
     draft_ready_ = state.draft_ready - 1;
     const Draft draft = load_draft();
-    find_maxima();
-    bool reload = false;
-    if (may_be_quick() && !state.in_residual) {
-      if (run_quickly(draft)) return;
-      reload = true;
+    if (state.in_residual) {
+      take_laws_of_residual();
+    } else {
+      find_maxima();
+      const bool is_quick = may_be_quick();
+      if (is_quick && run_quickly(draft)) return;
+      make_laws(/*reload=*/is_quick);
+      if (thinned_ >= 0) return queue_alone(JobKind::kResidual, thinned_);
     }
-    make_laws(reload);
 
     int last = 0;
     if (state.in_residual) {
@@ -454,6 +456,16 @@ class Judge {
     }
     row_max.non_finite = non_finite != 0;
     if (within == 0) s_.row_max[row] = row_max;
+    __syncthreads();
+  }
+
+  /// The laws that were left behind when the residual was queued.
+  __device__ __forceinline__ void take_laws_of_residual() {
+    if (thread() == 0) {
+      s_.laws[0] = load_law(plan_.laws + 2 * request_.index);
+      s_.laws[kLargestWave] = load_law(plan_.laws + 2 * request_.index + 1);
+      s_.row_max[0] = {s_.laws[0].reference, false};
+    }
     __syncthreads();
   }
 
@@ -665,15 +677,20 @@ class Judge {
         result.unusable = hit < 0 || !__shfl_sync(kAllLanes, clear, max(hit, 0));
         if (!result.unusable) {
           const int chosen = 2 * hit + __shfl_sync(kAllLanes, static_cast<int>(is_second), hit);
-          const float rest =
-              __shfl_sync(kAllLanes, static_cast<float>((threshold - own_before) / own_weight), hit);
-          const float rest_margin = __shfl_sync(kAllLanes, static_cast<float>(margin / own_weight), hit);
+          const double rest = __shfl_sync(kAllLanes, (threshold - own_before) / own_weight, hit);
+          const double rest_margin =
+              __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) / own_weight, hit);
           const float max = __shfl_sync(kAllLanes, is_second ? block_max[1] : block_max[0], hit);
           const BlockRef block = block_of(params_, target_row(slot), chosen);
           fetch_block(block, stage_);
           if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
-          const int found = quick_pick_in_block(WeightsOfLogits(block, stage_, max, request_.scale, 1.0f),
-                                                rest, rest_margin, s_.pick + warp_index());
+          const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
+          PickScratch* scratch = s_.pick + warp_index();
+          int found = quick_pick_in_block(weights, static_cast<float>(rest), static_cast<float>(rest_margin), scratch);
+          if (found < 0) {
+            found = pick_step_by_step(weights, rest - rest_margin, scratch);
+            if (found != pick_step_by_step(weights, rest + rest_margin, scratch)) found = -1;
+          }
           result.unusable = found < 0;
           result.token = block.begin + found;
           result.kept = true;
@@ -696,7 +713,7 @@ class Judge {
         if (s_.attempts[a].kept) return s_.attempts[a].token;
       }
     }
-    is_thinned_ = thins;
+    if (thins) thinned_ = i;
     return -1;
   }
 
@@ -847,7 +864,7 @@ class Judge {
     const int64_t slot = begin_ + i;
     Final final = verdict.final;
     const bool thins = final == Final::kDenseResidual && !has_residual;
-    if (thins && (params_.final_uniforms || is_thinned_)) return -1;
+    if (thins && params_.final_uniforms) return -1;
     if (thins) final = Final::kTarget;
 #pragma unroll 1
     for (;;) {
@@ -957,12 +974,16 @@ class Judge {
       fetch_block(block, stage_);
       const WeightsOfLogits target = probs_of_block(block, stage_, s_.laws[i], max);
       const BlockRef draft_block = block_of(params_, draft_row(slot), chosen);
+      // The next warp has nothing to do: only thinning takes several.
+      uint4* draft_stage = stage_ + plan_.stage_words;
       if (params_.draft_law == DraftLawKind::kProbs) {
         found = pick_in_block(Residual<GivenProbs>{target, {draft_block}}, rest, scratch);
       } else {
         const float draft_max = plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max
                                                        : block_max(draft_block);
-        const WeightsOfLogits draft = probs_of_block(draft_block, nullptr, s_.laws[kLargestWave + i], draft_max);
+        fetch_block(draft_block, draft_stage);
+        const WeightsOfLogits draft =
+            probs_of_block(draft_block, draft_stage, s_.laws[kLargestWave + i], draft_max);
         found = pick_in_block(Residual<WeightsOfLogits>{target, draft}, rest, scratch);
       }
     } else if (touches(final, slot, x, chosen)) {
@@ -1102,8 +1123,8 @@ class Judge {
   double* prefixes_;
   /// The slots that are judged, and the one whose draft row was read on its own, or -1.
   int begin_ = 0, end_ = 0, draft_ready_ = -1;
-  /// Every attempt at a recovered token has failed, and none was too near to call.
-  bool is_thinned_ = false;
+  /// Where every attempt at a recovered token has failed, and none was too near to call; or -1.
+  int thinned_ = -1;
 };
 
 /// Fills in what the warps of a unit need to know of its row.
@@ -1176,7 +1197,7 @@ __device__ __forceinline__ void take_job(const Plan& plan, Job* job) {
 
 /// The mass of max(p - q, 0) in one block, NaN if the draft law is not usable there.
 __device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot, int block,
-                                            uint4* stage) {
+                                            uint4* stage, uint4* draft_stage) {
   const ChainParams& params = plan.params;
   const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
   const BlockRef target_block = block_of(params, row_of(params.target, row), block);
@@ -1190,19 +1211,30 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
   }
   const float draft_max = plan.reads_draft_rows ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
                                                 : block_max(draft_block);
+  fetch_block(draft_block, draft_stage);
   const WeightsOfLogits draft_probs =
-      probs_of_block(draft_block, nullptr, load_law(plan.laws + 2 * request.index + 1), draft_max);
+      probs_of_block(draft_block, draft_stage, load_law(plan.laws + 2 * request.index + 1), draft_max);
   return sum_in_lanes(Residual<WeightsOfLogits>{target, draft_probs}, target_block.rows());
 }
 
-/// One warp's share of a unit: one block of one row.
-__device__ __forceinline__ void run_block(const Plan& plan, const Job& job, int block, uint4* stage) {
-  if (job.kind == JobKind::kResidual) {
-    const float mass = residual_mass(plan, job.request, job.slot, block, stage);
+/// A unit of a residual. Each block takes the shared memory of two warps.
+__device__ __forceinline__ void run_residual_unit(const Plan& plan, const Job& job, uint4* stage) {
+  constexpr int kWarps = kWarpsPerCta / 2;
+  if (warp_index() >= kWarps) return;
+#pragma unroll 1
+  for (int i = warp_index(); i < kBlocksPerUnit; i += kWarps) {
+    const int block = job.unit * kBlocksPerUnit + i;
+    if (block >= plan.num_blocks) return;
+    const float mass =
+        residual_mass(plan, job.request, job.slot, block, stage, stage + kWarps * plan.stage_words);
     if (lane_index() == 0) plan.masses[job.request.index * plan.num_blocks + block] = mass;
-    return;
   }
-  if (job.stats == nullptr) return;
+}
+
+/// A unit of a row of logits: a warp to a block.
+__device__ __forceinline__ void run_unit(const Plan& plan, const Job& job, uint4* stage) {
+  const int block = job.unit * kBlocksPerUnit + warp_index();
+  if (block >= plan.num_blocks || job.stats == nullptr) return;
   const BlockStats stats = block_stats(block_of(plan.params, job.row, block), job.scale, job.with_sum, stage);
   if (lane_index() == 0) *reinterpret_cast<float2*>(job.stats + block) = make_float2(stats.max, stats.sum);
 }
@@ -1229,8 +1261,11 @@ __global__ void __launch_bounds__(kCtaSize, 4) run_chain(const __grid_constant__
     __syncthreads();
     if (job.kind == JobKind::kAllDone) return;
     if (job.kind != JobKind::kNone) {
-      const int block = job.unit * kBlocksPerUnit + warp_index();
-      if (block < plan.num_blocks) run_block(plan, job, block, stage);
+      if (job.kind == JobKind::kResidual) {
+        run_residual_unit(plan, job, stage);
+      } else {
+        run_unit(plan, job, stage);
+      }
       __syncthreads();
       if (threadIdx.x == 0) {
         __threadfence();
