@@ -124,7 +124,13 @@ def cuda_flags():
         [str(CUDA_HOME / "bin/nvcc"), "--list-gpu-arch"], check=True, capture_output=True, text=True
     ).stdout
     known = re.findall(r"compute_(\d+)", listed)
-    asked = os.environ.get("SPECDEC_OPS_CUDA_ARCHS", "").replace(".", "").replace(";", " ").replace(",", " ").split()
+    asked = (
+        os.environ.get("SPECDEC_OPS_CUDA_ARCHS", "")
+        .replace(".", "")
+        .replace(";", " ")
+        .replace(",", " ")
+        .split()
+    )
     if unknown := [arch for arch in asked if arch not in known]:
         sys.exit(f"SPECDEC_OPS_CUDA_ARCHS has {', '.join(unknown)}; this toolkit knows {', '.join(known)}")
     archs = asked or [arch for arch in CUDA_ARCHS if arch in known]

@@ -18,7 +18,8 @@ constexpr float kGreedyTemperature = 1e-5f;
 /// 2^f on [-1/2, 1/2] with 2^0 = 1 exactly, relative error 9.6e-8 before rounding: a fit in float32. The
 /// coefficient of f^(i + 1), i = 0 ... 4.
 SPECDEC_HOST_DEVICE constexpr float exp2_coefficient(int i) {
-  const float coefficients[5] = {0x1.62e42ap-1f, 0x1.ebf9bep-3f, 0x1.c6b70ep-5f, 0x1.3cea90p-7f, 0x1.5bb98ap-10f};
+  const float coefficients[5] = {0x1.62e42ap-1f, 0x1.ebf9bep-3f, 0x1.c6b70ep-5f, 0x1.3cea90p-7f,
+                                 0x1.5bb98ap-10f};
   return coefficients[i];
 }
 /// Adding this to y rounds y to an integer n and leaves n + 127, the exponent field of 2^n, in the

@@ -120,7 +120,7 @@ __device__ __forceinline__ float element(const RowRef& row, int64_t index) {
 
 /// Eight elements from `index` on; `padding` from `end` on.
 __device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
-                                           float (&x)[kOctet]) {
+                                  float (&x)[kOctet]) {
   const char* address = row.data + index * row.item_size();
   if (index + kOctet > end || reinterpret_cast<uintptr_t>(address) % 16 != 0) {
 #pragma unroll
@@ -177,8 +177,8 @@ struct Exp2 {
 /// Out of line: a float64 polynomial is long, and not on the way of the units.
 static __device__ __noinline__ double exp2_out_of_line(double y) { return exp2_f64(y); }
 
-/// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so that
-/// each step moves half as many values as the one before.
+/// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so
+/// that each step moves half as many values as the one before.
 __device__ __forceinline__ float tree_sum(const float (&lanes)[kOctet]) {
   const int lane = lane_index();
   float four[4], two[2];
@@ -391,7 +391,8 @@ __device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float s
   }
 }
 
-/// Fetches a block into the warp's shared memory, for staged_octet. Out of line, like what follows: for judges.
+/// Fetches a block into the warp's shared memory, for staged_octet. Out of line, like what follows: for
+/// judges.
 static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
   __syncwarp();  // others may still read what is there
   switch (block.row.dtype) {
@@ -507,7 +508,8 @@ __device__ __forceinline__ void quick_octet(const WeightsOfLogits& source, int i
 /// The probabilities of a block of logits.
 __device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const uint4* stage, const RowLaw& law,
                                                  float max) {
-  return WeightsOfLogits(block, stage, max, law.scale, static_cast<float>(exp2_out_of_line(law.log2_prob(max))));
+  return WeightsOfLogits(block, stage, max, law.scale,
+                         static_cast<float>(exp2_out_of_line(law.log2_prob(max))));
 }
 
 /// Probabilities that came as they are, negative ones as 0; NaN for what is not finite.
@@ -631,30 +633,29 @@ __device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickS
   return chunk * kChunkSize + picked;
 }
 
-/// How far, relative to a block's sum, prefixes that were computed here can be from the definition's: some twenty
-/// roundings of 2^-24, weights off by 2^-22 and by the rounding of their exponents, and as much again.
+/// How far, relative to a block's sum, prefixes that were computed here can be from the definition's: some
+/// twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their exponents, and as much again.
 #ifndef SPECDEC_PICK_MARGIN
 #define SPECDEC_PICK_MARGIN 1e-5f
 #endif
 constexpr float kPickMargin = SPECDEC_PICK_MARGIN;
 
-/// What pick_step_by_step finds, from weights and sums that are only near the definition's. -1 where a prefix is so
-/// near the draw that this could matter: within kPickMargin of the block's sum, or within `margin`.
+/// What pick_step_by_step finds, from weights and sums that are only near the definition's. -1 where a prefix
+/// is so near the draw that this could matter: within kPickMargin of the block's sum, or within `margin`.
 template <class Weights>
-__device__ __noinline__ int quick_pick_in_block(Weights source, float wanted, float margin, PickScratch* scratch) {
+__device__ __noinline__ int quick_pick_in_block(Weights source, float wanted, float margin,
+                                                PickScratch* scratch) {
   const int lane = lane_index();
   const int rows = (source.size() + kNumLanes - 1) / kNumLanes;
   __syncwarp();
-#pragma unroll 1
-  for (int r = 0; r < kRowsPerBlock; ++r) {
-    float sum = 0.0f;
-    if (r < rows) {
-      float w[kOctet];
-      quick_octet(source, r * kNumLanes + lane * kOctet, w);
-      sum = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
-    }
-    scratch->octets[r * (kWarpSize + 1) + lane] = sum;
+#pragma unroll 4
+  for (int r = 0; r < rows; ++r) {
+    float w[kOctet];
+    quick_octet(source, r * kNumLanes + lane * kOctet, w);
+    scratch->octets[r * (kWarpSize + 1) + lane] =
+        ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
   }
+  for (int r = rows; r < kRowsPerBlock; ++r) scratch->octets[r * (kWarpSize + 1) + lane] = 0.0f;
   __syncwarp();
   // A lane adds up half a row, so that the lanes are in the order of the ids.
   constexpr int kHalf = kWarpSize / 2;

@@ -1,18 +1,16 @@
 // The chain program as one persistent kernel.
 //
-// Work is cut into units: a CTA takes a few blocks of one row. Which rows are worth reading is only known once
-// earlier ones were judged, so units come from a queue. It starts with the first wave of every request: its first
-// slots, as many as `slots_per_wave`. The CTA that finishes the last unit a request waits for judges its slots
-// and, unless the request ends there, queues the rows that it needs next. So rows behind a rejected draft are not
-// read, and while some requests are judged the others are being read.
+// Work is cut into units: a CTA takes a few blocks of one row. Which rows are worth reading is only known
+// once earlier ones were judged, so units come from a queue. It starts with the first wave of every request:
+// its first slots, as many as `slots_per_wave`. The CTA that finishes the last unit a request waits for
+// judges its slots and, unless the request ends there, queues the rows that it needs next. So rows behind a
+// rejected draft are not read, and while some requests are judged the others are being read.
 //
 // A CTA owns a unit only once it runs, so the kernel gets through with any number of resident CTAs.
 
 #include "cuda/chain.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <mutex>
 
 #include "cuda/blocks.cuh"
@@ -150,7 +148,8 @@ struct Request {
     // Nobody has checked the counts: none may lead out of the tensors.
     const int64_t most = ragged ? params.width - 1 : params.drafts_per_request;
     request.first_draft = min(max(begin, int64_t{0}), params.num_drafts);
-    request.num_drafts = min(min(max(end, request.first_draft), params.num_drafts) - request.first_draft, most);
+    request.num_drafts =
+        min(min(max(end, request.first_draft), params.num_drafts) - request.first_draft, most);
     request.first_row = request.first_draft + (params.has_bonus_rows ? r : 0);
     // Without random numbers there is nothing to sample with.
     request.greedy = is_greedy(temperature) || !(params.seeds || params.final_uniforms);
@@ -158,7 +157,7 @@ struct Request {
     request.draft_scale = log2_scale(draft_temperature);
     // A greedy drafter's law is one-hot at its draft, whatever its logits.
     request.has_law = params.draft_law != DraftLawKind::kOneHot && has_draft_law &&
-              !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
+                      !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
     return request;
   }
 
@@ -223,10 +222,7 @@ struct Attempt {
 struct Scratch {
   union {
     /// While laws are made.
-    struct {
-      BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
-      double weights[kRowsAtOnce][kBlocksAtOnce + 1];
-    };
+    BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
     /// While a token is drawn.
     PickScratch pick[kWarpsPerCta];
   };
@@ -278,8 +274,8 @@ __device__ __noinline__ double random_number(int64_t seed, Stream stream, int64_
   return uniform(seed, stream, slot, position);
 }
 
-/// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a parameter
-/// is an operand of an instruction and not a load through two pointers.
+/// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a
+/// parameter is an operand of an instruction and not a load through two pointers.
 class Judge {
  public:
   __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
@@ -469,11 +465,15 @@ class Judge {
     __syncthreads();
   }
 
-  /// The laws of all rows of the wave where they are needed. `reload`: other things lay in shared memory since.
+  /// The laws of all rows of the wave where they are needed. `reload`: other things lay in shared memory
+  /// since.
   __device__ __forceinline__ void make_laws(bool reload) {
     const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
     const bool is_present = present_rows() >> row & 1;
     const RowMax row_max = s_.row_max[row];
+    // Nobody needs a block at this time.
+    double* block_weights =
+        reinterpret_cast<double*>(stage_ - warp_index() * plan_.stage_words) + row * (kBlocksAtOnce + 1);
     if (needs_law(params_, request_)) {
       const float scale = scale_of(row);
       double total = 0.0;
@@ -484,13 +484,13 @@ class Judge {
 #pragma unroll 1
         for (int block = within; block < count && is_present; block += kThreadsPerRow) {
           const BlockStats stats = s_.stats[row][block];
-          const double distance =
-              (static_cast<double>(stats.max) - static_cast<double>(row_max.max)) * static_cast<double>(scale);
-          s_.weights[row][block] = stats.sum > 0.0f ? exp2_out_of_line(distance) : 0.0;
+          const double distance = (static_cast<double>(stats.max) - static_cast<double>(row_max.max)) *
+                                  static_cast<double>(scale);
+          block_weights[block] = stats.sum > 0.0f ? exp2_out_of_line(distance) : 0.0;
         }
         __syncwarp();
-        // A block that does not count has the weight 0, and adding 0 changes nothing. Where a sum is NaN, so is the
-        // total, which such a row does not need.
+        // A block that does not count has the weight 0, and adding 0 changes nothing. Where a sum is NaN, so
+        // is the total, which such a row does not need.
         constexpr int kInStep = 8;
         for (int block = 0; block < count && is_present; block += kInStep) {
           double sums[kInStep], weights[kInStep];
@@ -498,7 +498,7 @@ class Judge {
           for (int j = 0; j < kInStep; ++j) {
             const bool inside = block + j < count;
             sums[j] = inside ? static_cast<double>(s_.stats[row][block + j].sum) : 0.0;
-            weights[j] = inside ? s_.weights[row][block + j] : 0.0;
+            weights[j] = inside ? block_weights[block + j] : 0.0;
           }
 #pragma unroll
           for (int j = 0; j < kInStep; ++j) total = fma64(sums[j], weights[j], total);
@@ -511,7 +511,8 @@ class Judge {
         s_.laws[row] = law;
       }
     }
-    if (params_.draft_logsumexp && thread() < kLargestWave && begin_ + thread() < min(int64_t{end_}, request_.num_drafts)) {
+    if (params_.draft_logsumexp && thread() < kLargestWave &&
+        begin_ + thread() < min(int64_t{end_}, request_.num_drafts)) {
       s_.laws[kLargestWave + thread()] = row_law_from_logsumexp(
           request_.draft_scale, at(params_.draft_logsumexp, request_.first_draft + begin_ + thread()));
     }
@@ -525,9 +526,10 @@ class Judge {
 
   // ---- The quick way ----
   //
-  // What is decided is a comparison of numbers that float32 and the special function unit find to five digits in a
-  // fraction of the time. Where those digits settle every comparison the result is the definition's. Where one is
-  // too near to call, which is seldom, nothing has been given away: the definition is followed step by step.
+  // What is decided is a comparison of numbers that float32 and the special function unit find to five digits
+  // in a fraction of the time. Where those digits settle every comparison the result is the definition's.
+  // Where one is too near to call, which is seldom, nothing has been given away: the definition is followed
+  // step by step.
 
   /// Relative distance within which two probabilities are too near to call.
   static constexpr float kQuickMargin = 1e-4f;
@@ -544,7 +546,8 @@ class Judge {
   /// q of an id of slot begin_ + i with this entry in the draft row; NaN where it takes care.
   __device__ __forceinline__ float quick_draft_prob(int i, float entry) const {
     if (!(entry < -kMasked)) return __builtin_nanf("");
-    if (!params_.draft_logsumexp) return quick_prob(s_.quick_laws[kLargestWave + i], request_.draft_scale, entry);
+    if (!params_.draft_logsumexp)
+      return quick_prob(s_.quick_laws[kLargestWave + i], request_.draft_scale, entry);
     const double logsumexp = at(params_.draft_logsumexp, request_.first_draft + begin_ + i);
     if (!(logsumexp > -0x1p25 && logsumexp < 0x1p25)) return __builtin_nanf("");
     return quick_exp2(static_cast<float>(fma64(entry, request_.draft_scale, -logsumexp * kLog2E)));
@@ -619,7 +622,8 @@ class Judge {
       return verdict;
     }
     const float q = quick_draft_prob(i, draft.draft);
-    if (!(q > kSmallestQuick && q < 2.0f) || (may_accept && !is_masked && fabsf(coin * q - p) <= kQuickMargin * p)) {
+    if (!(q > kSmallestQuick && q < 2.0f) ||
+        (may_accept && !is_masked && fabsf(coin * q - p) <= kQuickMargin * p)) {
       verdict.outcome = Outcome::kUnsure;
       return verdict;
     }
@@ -634,7 +638,8 @@ class Judge {
     const bool thins = verdict.final == Final::kDenseResidual;
     const bool without_draft = verdict.final == Final::kTargetWithoutDraft;
     const QuickLaw law = s_.quick_laws[i];
-    // Two neighbouring blocks a lane. In float64: a rounding of the row's mass would be many ids of a small block.
+    // Two neighbouring blocks a lane. In float64: a rounding of the row's mass would be many ids of a small
+    // block.
     double mass[2], weight[2];
     float block_max[2];
 #pragma unroll
@@ -671,22 +676,23 @@ class Judge {
         const double threshold = final_uniform(slot, thins ? 2 * attempt : 0) * total;
         const int hit = first_lane(prefix > threshold);
         const bool is_second = before + mass[0] <= threshold;
-        const double own_before = is_second ? before + mass[0] : before, own_mass = is_second ? mass[1] : mass[0];
+        const double own_before = is_second ? before + mass[0] : before,
+                     own_mass = is_second ? mass[1] : mass[0];
         const double own_weight = is_second ? weight[1] : weight[0];
         const bool clear = own_before + own_mass > threshold + margin && own_before < threshold - margin;
         result.unusable = hit < 0 || !__shfl_sync(kAllLanes, clear, max(hit, 0));
         if (!result.unusable) {
           const int chosen = 2 * hit + __shfl_sync(kAllLanes, static_cast<int>(is_second), hit);
           const double rest = __shfl_sync(kAllLanes, (threshold - own_before) / own_weight, hit);
-          const double rest_margin =
-              __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) / own_weight, hit);
+          const double rest_margin = __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) / own_weight, hit);
           const float max = __shfl_sync(kAllLanes, is_second ? block_max[1] : block_max[0], hit);
           const BlockRef block = block_of(params_, target_row(slot), chosen);
           fetch_block(block, stage_);
           if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
           const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
           PickScratch* scratch = s_.pick + warp_index();
-          int found = quick_pick_in_block(weights, static_cast<float>(rest), static_cast<float>(rest_margin), scratch);
+          int found = quick_pick_in_block(weights, static_cast<float>(rest), static_cast<float>(rest_margin),
+                                          scratch);
           if (found < 0) {
             found = pick_step_by_step(weights, rest - rest_margin, scratch);
             if (found != pick_step_by_step(weights, rest + rest_margin, scratch)) found = -1;
@@ -722,7 +728,8 @@ class Judge {
     const int i = static_cast<int>(id);
     if (lane_index() == 0) {
       if (block.row.dtype == DType::kFloat32) {
-        const int octet = i / kOctet, word = octet / kWarpSize * 2 * kWarpSize + i % kOctet / 4 * kWarpSize + octet % kWarpSize;
+        const int octet = i / kOctet,
+                  word = octet / kWarpSize * 2 * kWarpSize + i % kOctet / 4 * kWarpSize + octet % kWarpSize;
         reinterpret_cast<float*>(stage_ + word)[i % 4] = kMasked;
       } else {
         reinterpret_cast<uint16_t*>(stage_)[i] = block.row.dtype == DType::kBFloat16 ? 0xFF80 : 0xFC00;
@@ -852,14 +859,14 @@ class Judge {
     if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
     const int64_t seed = at(params_.seeds, request_.index), position = at(params_.positions, request_.index);
     const bool is_draft = params_.final_stream == Stream::kDraft;
-    return random_number(seed, is_draft ? Stream::kDraft : Stream::kTarget, is_draft ? params_.final_slot : draw,
-                         is_draft ? position : position + slot);
+    return random_number(seed, is_draft ? Stream::kDraft : Stream::kTarget,
+                         is_draft ? params_.final_slot : draw, is_draft ? position : position + slot);
   }
 
   /// The recovered, bonus or sampled token; -1 where the residual must be made first.
   ///
-  /// With a dense draft law and seeds a token of p is kept with probability max(p - q, 0) / p, which gives the law
-  /// of the residual without a pass over the rows. The attempts are independent: each warp makes one.
+  /// With a dense draft law and seeds a token of p is kept with probability max(p - q, 0) / p, which gives
+  /// the law of the residual without a pass over the rows. The attempts are independent: each warp makes one.
   __device__ __forceinline__ int64_t draw(int i, const Verdict& verdict, bool has_residual, Status* status) {
     const int64_t slot = begin_ + i;
     Final final = verdict.final;
@@ -979,8 +986,8 @@ class Judge {
       if (params_.draft_law == DraftLawKind::kProbs) {
         found = pick_in_block(Residual<GivenProbs>{target, {draft_block}}, rest, scratch);
       } else {
-        const float draft_max = plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max
-                                                       : block_max(draft_block);
+        const float draft_max =
+            plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max : block_max(draft_block);
         fetch_block(draft_block, draft_stage);
         const WeightsOfLogits draft =
             probs_of_block(draft_block, draft_stage, s_.laws[kLargestWave + i], draft_max);
@@ -1002,9 +1009,14 @@ class Judge {
     const BlockRef ref = block_of(params_, target_row(slot), block);
     fetch_block(ref, stage_);
     const float max = load_stats(target_stats(slot) + block).max;
-    return {probs_of_block(ref, stage_, s_.laws[i], max), params_.draft_support_ids, params_.draft_support_logprobs,
-            params_.draft_support_size, params_.vocab_size, final == Final::kTargetWithoutDraft,
-            request_.first_draft + slot, x};
+    return {probs_of_block(ref, stage_, s_.laws[i], max),
+            params_.draft_support_ids,
+            params_.draft_support_logprobs,
+            params_.draft_support_size,
+            params_.vocab_size,
+            final == Final::kTargetWithoutDraft,
+            request_.first_draft + slot,
+            x};
   }
 
   /// Whether a block holds an id that a one-hot or sparse draft law takes something away from.
@@ -1105,11 +1117,13 @@ class Judge {
     const int num_targets = static_cast<int>(end - end_);
     const int num_drafts = plan_.eager_drafts ? static_cast<int>(min(end, request_.num_drafts) - end_) : 0;
     publish({0, 0, end_, static_cast<int32_t>(end), 0, 0}, num_targets + num_drafts);
-    auto place = atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
+    auto place =
+        atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
 #pragma unroll 1
     for (int i = 0; i < num_targets; ++i) {
       store_release(plan_.queue + place++, packed(JobKind::kTarget, request_.index, end_ + i));
-      if (i < num_drafts) store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, end_ + i));
+      if (i < num_drafts)
+        store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, end_ + i));
     }
   }
 
@@ -1209,8 +1223,9 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
   if (params.draft_law == DraftLawKind::kProbs) {
     return sum_in_lanes(Residual<GivenProbs>{target, {draft_block}}, target_block.rows());
   }
-  const float draft_max = plan.reads_draft_rows ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
-                                                : block_max(draft_block);
+  const float draft_max = plan.reads_draft_rows
+                              ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
+                              : block_max(draft_block);
   fetch_block(draft_block, draft_stage);
   const WeightsOfLogits draft_probs =
       probs_of_block(draft_block, draft_stage, load_law(plan.laws + 2 * request.index + 1), draft_max);
@@ -1338,9 +1353,10 @@ Plan plan_of(const ChainParams& params) {
   plan.num_blocks = static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
   plan.units_per_row = (plan.num_blocks + kBlocksPerUnit - 1) / kBlocksPerUnit;
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
-  plan.may_be_quick = params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
-                      !params.final_uniforms &&
-                      (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
+  plan.may_be_quick =
+      params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
+      !params.final_uniforms &&
+      (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
   return plan;
 }
 
@@ -1363,7 +1379,8 @@ DeviceFacts ask_device(int device) {
   ask(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
-  facts.error = cudaFuncSetAttribute(run_chain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
+  facts.error =
+      cudaFuncSetAttribute(run_chain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
   return facts;
 }
 
@@ -1376,23 +1393,16 @@ const DeviceFacts& facts_of(int device) {
   return facts[index];
 }
 
-/// How eagerly rows are read: enough of them at once to keep the device busy, and no more.
+/// How eagerly rows are read: enough of them at once to keep the device busy while requests are judged.
 void choose_wave(Plan& plan, int warps_on_device) {
   const int64_t most = std::min<int64_t>(
       kLargestWave, plan.params.has_bonus_rows ? plan.params.width : plan.params.drafts_per_request);
   const int64_t blocks = plan.params.batch * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
-  plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(warps_on_device / blocks, 1, most));
-  plan.eager_drafts = plan.reads_draft_rows && (plan.slots_per_wave > 1 || plan.params.rule == Rule::kRejectAll ||
-                                                blocks < warps_on_device * 2);
-  if (const char* tune = getenv("SPECDEC_TUNE")) {
-    int wave = 0, eager = 0;
-    if (sscanf(tune, "%d,%d", &wave, &eager) == 2) {
-      plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(wave, 1, most));
-      plan.eager_drafts = plan.reads_draft_rows && eager != 0;
-    }
-  }
+  plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(3 * int64_t{warps_on_device} / blocks, 1, most));
+  plan.eager_drafts = plan.reads_draft_rows;
   plan.jobs_per_request = plan.slots_per_wave * (plan.eager_drafts ? 2 : 1);
-  plan.initial_units = static_cast<uint64_t>(plan.params.batch) * static_cast<uint64_t>(plan.jobs_per_request) *
+  plan.initial_units = static_cast<uint64_t>(plan.params.batch) *
+                       static_cast<uint64_t>(plan.jobs_per_request) *
                        static_cast<uint64_t>(plan.units_per_row);
 }
 

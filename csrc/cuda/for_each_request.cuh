@@ -14,7 +14,8 @@ constexpr int kRequestsPerCta = 4;
 template <class Op>
 __global__ void __launch_bounds__(kRequestsPerCta* kWarpSize) run_for_each_request(int64_t batch, Op op) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kRequestsPerCta;
-  for (int64_t r = static_cast<int64_t>(blockIdx.x) * kRequestsPerCta + warp_index(); r < batch; r += stride) {
+  for (int64_t r = static_cast<int64_t>(blockIdx.x) * kRequestsPerCta + warp_index(); r < batch;
+       r += stride) {
     op(r, static_cast<int64_t>(lane_index()), static_cast<int64_t>(kWarpSize));
   }
 }
