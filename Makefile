@@ -16,10 +16,10 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 WHEEL = "$$(ls dist/specdec_ops-*.whl)"
 PACKAGE_FILES := setup.py csrc/exports.map pyproject.toml MANIFEST.in README.md LICENSE \
-  $(shell find csrc python -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
+  $(shell find csrc python -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
 NATIVE_FILES := CMakeLists.txt $(shell find csrc/common csrc/cpu/kernels tests/native -name '*.h' -o -name '*.cpp')
 PYTHON_CODE := python tests tests_vllm bench examples tools setup.py
-CPP_CODE := $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+CPP_CODE := $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # Puts the wheel into an environment that has its dependencies, whatever version is there.
 install_wheel = $(1) -m pip --disable-pip-version-check -qq install --no-deps --force-reinstall $(WHEEL)
@@ -27,7 +27,7 @@ install_wheel = $(1) -m pip --disable-pip-version-check -qq install --no-deps --
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-vllm lint format bench bench-peers wheel sdist native sanitize check-wheel test-torch-floor clean
+.PHONY: help demo test test-slow test-vllm test-gpu bench-gpu lint format bench bench-peers wheel sdist native sanitize check-wheel test-torch-floor clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,12 @@ test: $(VENV)/.test $(VENV)/.package native  ## run the tests
 
 test-slow: $(VENV)/.test $(VENV)/.package native  ## run the tests that take minutes
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.test $(VENV)/.package  ## run the tests of the GPU's kernels; skipped without one
+	$(PY) -m pytest tests/test_cuda.py -rs $(PYTEST_ARGS)
+
+bench-gpu: $(VENV)/.bench $(VENV)/.package  ## time the GPU's kernels against what they replace
+	$(PY) -m bench.bench_gpu
 
 lint: $(VENV)/.lint $(VENV)/.package  ## check style, types, and what the wheel is made of
 	$(VENV)/bin/ruff check $(PYTHON_CODE)

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -70,9 +72,98 @@ def native_module():
     return extension
 
 
+#: What the CUDA kernels are built for, as far as the toolkit knows it; newer devices compile its PTX.
+CUDA_ARCHS = ("75", "80", "86", "89", "90", "100", "120")
+
+
+def find_cuda():
+    """The toolkit's folder; None where the CUDA module is not to be built."""
+    wanted = os.environ.get("SPECDEC_OPS_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        sys.exit(f"SPECDEC_OPS_CUDA must be 0 or 1, got '{wanted}'")
+    if wanted == "0":
+        return None
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    if nvcc := shutil.which("nvcc"):
+        homes.insert(2, Path(nvcc).resolve().parents[1])
+    for home in map(Path, filter(None, homes)):
+        if (home / "bin/nvcc").is_file() and (home / "include/cuda_runtime_api.h").is_file():
+            return home
+    if wanted == "1":
+        sys.exit("SPECDEC_OPS_CUDA is 1, and no CUDA toolkit was found. Set CUDA_HOME to its folder.")
+    return None
+
+
+class Build(BuildExtension if torch else build_ext):
+    """Compiles .cu files with nvcc itself: torch's own way needs a torch that was built for CUDA."""
+
+    def build_extension(self, extension):
+        if extension.name == "specdec_ops._C_cuda":
+            folder = Path(self.build_temp) / "cuda"
+            folder.mkdir(parents=True, exist_ok=True)
+            extension.extra_objects = [str(self.compile_cuda(p, folder)) for p in cuda_sources()]
+        super().build_extension(extension)
+
+    def compile_cuda(self, source, folder):
+        target = folder / f"{source.stem}.o"
+        newest = max(p.stat().st_mtime for p in (ROOT / "csrc").rglob("*"))
+        if target.exists() and target.stat().st_mtime > newest:
+            return target
+        command = [str(CUDA_HOME / "bin/nvcc"), "-c", str(source), "-o", str(target), *cuda_flags()]
+        print(" ".join(command), flush=True)
+        subprocess.run(command, check=True)
+        return target
+
+
+def cuda_sources():
+    return sorted((ROOT / "csrc/cuda").glob("*.cu"))
+
+
+def cuda_flags():
+    listed = subprocess.run(
+        [str(CUDA_HOME / "bin/nvcc"), "--list-gpu-arch"], check=True, capture_output=True, text=True
+    ).stdout
+    known = re.findall(r"compute_(\d+)", listed)
+    asked = (
+        os.environ.get("SPECDEC_OPS_CUDA_ARCHS", "")
+        .replace(".", "")
+        .replace(";", " ")
+        .replace(",", " ")
+        .split()
+    )
+    if unknown := [arch for arch in asked if arch not in known]:
+        sys.exit(f"SPECDEC_OPS_CUDA_ARCHS has {', '.join(unknown)}; this toolkit knows {', '.join(known)}")
+    archs = asked or [arch for arch in CUDA_ARCHS if arch in known]
+    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    flags.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    # The decisions are the CPU's: every fma is written out, and denormals are dropped where the code says so.
+    flags += ["-std=c++17", "-O3", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"]
+    host = ["-fPIC", "-fvisibility=hidden", "-Wall", f"-ffile-prefix-map={ROOT}/="]
+    host += [f"-ffile-prefix-map={path}/=" for path in include_paths()]
+    flags += [f"-Xcompiler={flag}" for flag in host]
+    flags += [f"-isystem={path}" for path in include_paths()]
+    flags += [f"-I{ROOT / 'csrc'}", f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+    return [*flags, f"--threads={os.environ.get('MAX_JOBS', '0')}"]
+
+
+def cuda_module():
+    extension = native_module()
+    extension.name = "specdec_ops._C_cuda"
+    extension.sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").glob("*.cpp"))
+    extension.extra_compile_args["cxx"].append(f"-isystem{CUDA_HOME / 'include'}")
+    libraries = CUDA_HOME / "lib64"
+    # The runtime travels in the module, so that any torch's, and none, will do.
+    extension.extra_link_args += [f"-L{libraries}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+    return extension
+
+
 problem = find_problem()
+CUDA_HOME = None if problem else find_cuda()
+modules = [Extension("specdec_ops._C", [])] if problem else [native_module()]
+if CUDA_HOME is not None:
+    modules.append(cuda_module())
 setup(
-    ext_modules=[Extension("specdec_ops._C", []) if problem else native_module()],
-    cmdclass={"build_ext": MissingTool if problem else BuildExtension},
+    ext_modules=modules,
+    cmdclass={"build_ext": MissingTool if problem else Build},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

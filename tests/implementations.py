@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import specdec_ops
+import torch
 from specdec_ops._library import REFERENCES
+from torch.utils._pytree import tree_map_only
 
 Op = Callable[..., Any]
 TIERS = ("scalar", "avx2", "avx512")
+#: The device whose kernels are tested beside the CPU's, where there is one.
+DEVICE = "cuda"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Implementation:
 
     def __getattr__(self, function: str) -> Op:
         public = getattr(specdec_ops, function)
+        if self.name == DEVICE:
+            return _served_by_device(public)
         return public if self.is_native else _served_by_reference(public)
 
 
@@ -48,6 +54,26 @@ def _served_by_reference(function: Op) -> Op:
     return copy
 
 
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of the original, rows that overlap included."""
+    size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return tensor.to(DEVICE)
+    buffer = tensor.as_strided((size,), (1,)).to(DEVICE)
+    return buffer.as_strided(tensor.shape, tensor.stride())
+
+
+def _served_by_device(function: Op) -> Op:
+    """A public function on tensors of the CPU that are moved to the device, and its results back."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, _on_device, (args, kwargs))
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), function(*args, **kwargs))
+
+    return call
+
+
 REFERENCE = Implementation("reference")
 
 
@@ -65,7 +91,7 @@ def available_tiers() -> list[str]:
 
 
 def native_names() -> list[str]:
-    return [f"cpu-{tier}" for tier in available_tiers()]
+    return [f"cpu-{tier}" for tier in available_tiers()] + [DEVICE] * torch.cuda.is_available()
 
 
 def loaded_native() -> Implementation:
@@ -78,6 +104,9 @@ def use(name: str) -> Iterator[Implementation]:
     """Selects an implementation by its name for as long as the context lasts."""
     if name == "reference":
         yield REFERENCE
+        return
+    if name == DEVICE:
+        yield Implementation(name)
         return
     module = native_module()
     before = module.cpu_isa()

@@ -18,6 +18,7 @@ DEVICE = "cuda"
 INF, NAN = float("inf"), float("nan")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXTRAS = {"return_logsumexp": True, "return_logprobs": True, "return_accept_probs": True}
+PER_REQUEST = ("temperature", "draft_temperature", "has_draft_law", "seeds", "positions")
 #: Around the sizes of lanes, octets, chunks and blocks; two of real models.
 VOCAB_SIZES = (1, 2, 7, 8, 33, 64, 255, 256, 257, 1000, 4095, 4096, 4097, 8192, 9001, 32_000, 151_936)
 
@@ -116,7 +117,9 @@ def random_chain(seed: int) -> tuple[inputs.Arguments, dict[str, Any], str]:
             ids[i] = choice.choice((-1, -7, vocab_size, vocab_size + 5))
     if vocab_size > 2 and choice.random() < 0.3:
         arguments["vocab_size"] = vocab_size - choice.randint(1, min(vocab_size - 1, 300))
-    flags = {name: choice.random() < 0.5 for name in EXTRAS}
+    # Without them decisions may be taken from fewer digits.
+    any_flag = choice.random() < 0.4
+    flags = {name: any_flag and choice.random() < 0.5 for name in EXTRAS}
     return arguments, flags, f"seed {seed}, V {vocab_size}, {law}, {dtype}, uniforms {uniforms}, {flags}"
 
 
@@ -164,8 +167,7 @@ def test_sample_recovered_has_the_bits_of_the_cpu(part: int) -> None:
         rows = [int(cu[r]) + r + i for r in range(batch) for i in range(int(cu[r + 1] - cu[r]))]
         owners = [r for r in range(batch) for _ in range(int(cu[r + 1] - cu[r]))]
         arguments = {
-            name: value[owners] if name in per_request else value
-            for per_request in [("temperature", "draft_temperature", "has_draft_law", "seeds", "positions")]
+            name: value[owners] if name in PER_REQUEST else value
             for name, value in chain.items()
             if name not in ("cu_num_draft_tokens", "accept_uniforms", "recovered_uniforms")
         }
@@ -180,7 +182,9 @@ def test_sample_recovered_has_the_bits_of_the_cpu(part: int) -> None:
 def test_count_accepted_has_the_bits_of_the_cpu() -> None:
     for dtype in (torch.int32, torch.int64):
         for batch, width in ((0, 3), (1, 1), (5, 6), (1000, 9)):
-            ids = torch.randint(-3, 50, (batch, width * 2), generator=inputs.generator(width)).to(dtype)[:, ::2]
+            ids = torch.randint(-3, 50, (batch, width * 2), generator=inputs.generator(width)).to(dtype)[
+                :, ::2
+            ]
             for vocab_size in (None, 30):
                 here = specdec_ops.count_accepted(ids, vocab_size=vocab_size)
                 there = specdec_ops.count_accepted(ids.to(DEVICE), vocab_size=vocab_size)
@@ -218,14 +222,18 @@ def on_host(arguments: inputs.Arguments) -> inputs.Arguments:
     return {n: v.cpu() if isinstance(v, Tensor) else v for n, v in arguments.items()}
 
 
+@pytest.mark.parametrize("flags", [{}, EXTRAS], ids=["tokens", "extras"])
 @pytest.mark.parametrize("batch", [1, 3, 16, 64])
-def test_batches_of_real_size(batch: int) -> None:
+def test_batches_of_real_size(batch: int, flags: dict[str, Any]) -> None:
     arguments = large_chain(batch)
-    assert_same_bits(
-        specdec_ops.verify_chain(**arguments, **EXTRAS),
-        specdec_ops.verify_chain(**on_host(arguments), **EXTRAS),
-        batch,
-    )
+    for law in ("logits", "logits and logsumexp", "one-hot"):
+        if law == "logits and logsumexp":
+            temperature, logits = arguments["temperature"][0], arguments["draft_logits"]
+            arguments["draft_logsumexp"] = (logits.double() / temperature).logsumexp(-1)
+        if law == "one-hot":
+            del arguments["draft_logits"], arguments["draft_logsumexp"]
+        here = specdec_ops.verify_chain(**on_host(arguments), **flags)
+        assert_same_bits(specdec_ops.verify_chain(**arguments, **flags), here, (batch, law))
 
 
 def test_repeated_calls_give_the_same_bits() -> None:
@@ -313,8 +321,11 @@ def test_rows_beyond_2_to_the_31_elements() -> None:
     out = specdec_ops.sample(logits, seeds=1, positions=torch.arange(rows, device=DEVICE))
     assert torch.equal(out.token_ids, winners)
     greedy = specdec_ops.verify_chain(
-        logits, winners.view(-1, 2)[:, 0].contiguous(), torch.arange(rows // 2 + 1, device=DEVICE),
-        temperature=0.0, max_num_draft_tokens=1,
+        logits,
+        winners.view(-1, 2)[:, 0].contiguous(),
+        torch.arange(rows // 2 + 1, device=DEVICE),
+        temperature=0.0,
+        max_num_draft_tokens=1,
     )
     assert torch.equal(greedy.token_ids, winners.view(-1, 2))
 

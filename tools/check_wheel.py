@@ -33,7 +33,7 @@ def wheel_problems(path: Path) -> list[str]:
             if needed not in names:
                 problems.append(f"{needed} is missing")
         known = re.compile(
-            rf"specdec_ops/([a-z]\w*/)*(\w+\.pyi?|py\.typed)|specdec_ops/_C\.abi3\.so|{info}/.+"
+            rf"specdec_ops/([a-z]\w*/)*(\w+\.pyi?|py\.typed)|specdec_ops/_C(_cuda)?\.abi3\.so|{info}/.+"
         )
         problems += [f"{entry} does not belong here" for entry in sorted(names) if not known.fullmatch(entry)]
         metadata = wheel.read(f"{info}/METADATA").decode()

@@ -120,7 +120,7 @@ __device__ __forceinline__ float element(const RowRef& row, int64_t index) {
 
 /// Eight elements from `index` on; `padding` from `end` on.
 __device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
-                                           float (&x)[kOctet]) {
+                                  float (&x)[kOctet]) {
   const char* address = row.data + index * row.item_size();
   if (index + kOctet > end || reinterpret_cast<uintptr_t>(address) % 16 != 0) {
 #pragma unroll
@@ -144,6 +144,13 @@ __device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end,
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
   }
+}
+
+/// 2^y by the special function unit: relative error 2^-22, and what y was rounded by.
+__device__ __forceinline__ float quick_exp2(float y) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(y));
+  return result;
 }
 
 /// 2^((x - max) * scale) as two factors; 0 for everything below 2^-126. NaN stays NaN.
@@ -170,8 +177,8 @@ struct Exp2 {
 /// Out of line: a float64 polynomial is long, and not on the way of the units.
 static __device__ __noinline__ double exp2_out_of_line(double y) { return exp2_f64(y); }
 
-/// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so that
-/// each step moves half as many values as the one before.
+/// The sum over the lanes by halves, in every thread. Pairs of threads split their lanes between them, so
+/// that each step moves half as many values as the one before.
 __device__ __forceinline__ float tree_sum(const float (&lanes)[kOctet]) {
   const int lane = lane_index();
   float four[4], two[2];
@@ -384,7 +391,8 @@ __device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float s
   }
 }
 
-/// Fetches a block into the warp's shared memory, for staged_octet. Out of line, like what follows: for judges.
+/// Fetches a block into the warp's shared memory, for staged_octet. Out of line, like what follows: for
+/// judges.
 static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
   __syncwarp();  // others may still read what is there
   switch (block.row.dtype) {
@@ -482,10 +490,26 @@ struct WeightsOfLogits {
   }
 };
 
+/// Weights to compare sums of: near those of the definition, within kPickMargin.
+template <class Weights>
+__device__ __forceinline__ void quick_octet(const Weights& source, int i, float (&weights)[kOctet]) {
+  source.octet(i, weights);
+}
+template <>
+__device__ __forceinline__ void quick_octet(const WeightsOfLogits& source, int i, float (&weights)[kOctet]) {
+  float x[kOctet];
+  staged_octet(source.stage, source.block.row.dtype, i / kOctet, x);
+#pragma unroll
+  for (int j = 0; j < kOctet; ++j) {
+    weights[j] = quick_exp2((x[j] - source.exp2.reference) * source.exp2.scale) * source.factor;
+  }
+}
+
 /// The probabilities of a block of logits.
 __device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const uint4* stage, const RowLaw& law,
                                                  float max) {
-  return WeightsOfLogits(block, stage, max, law.scale, static_cast<float>(exp2_out_of_line(law.log2_prob(max))));
+  return WeightsOfLogits(block, stage, max, law.scale,
+                         static_cast<float>(exp2_out_of_line(law.log2_prob(max))));
 }
 
 /// Probabilities that came as they are, negative ones as 0; NaN for what is not finite.
@@ -609,29 +633,29 @@ __device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickS
   return chunk * kChunkSize + picked;
 }
 
-/// How far, relative to a block's sum, a prefix of float32 sums in another order can be from the definition's:
-/// some twenty roundings of 2^-24, and as much again.
+/// How far, relative to a block's sum, prefixes that were computed here can be from the definition's: some
+/// twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their exponents, and as much again.
 #ifndef SPECDEC_PICK_MARGIN
-#define SPECDEC_PICK_MARGIN 4e-6f
+#define SPECDEC_PICK_MARGIN 1e-5f
 #endif
+constexpr float kPickMargin = SPECDEC_PICK_MARGIN;
 
-/// What pick_step_by_step finds, from sums in any order where none of them is so near the draw that the order
-/// could matter; otherwise from the definition.
+/// What pick_step_by_step finds, from weights and sums that are only near the definition's. -1 where a prefix
+/// is so near the draw that this could matter: within kPickMargin of the block's sum, or within `margin`.
 template <class Weights>
-__device__ __noinline__ int pick_in_block(Weights source, double draw, PickScratch* scratch) {
+__device__ __noinline__ int quick_pick_in_block(Weights source, float wanted, float margin,
+                                                PickScratch* scratch) {
   const int lane = lane_index();
   const int rows = (source.size() + kNumLanes - 1) / kNumLanes;
   __syncwarp();
-#pragma unroll 1
-  for (int r = 0; r < kRowsPerBlock; ++r) {
-    float sum = 0.0f;
-    if (r < rows) {
-      float w[kOctet];
-      source.octet(r * kNumLanes + lane * kOctet, w);
-      sum = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
-    }
-    scratch->octets[r * (kWarpSize + 1) + lane] = sum;
+#pragma unroll 4
+  for (int r = 0; r < rows; ++r) {
+    float w[kOctet];
+    quick_octet(source, r * kNumLanes + lane * kOctet, w);
+    scratch->octets[r * (kWarpSize + 1) + lane] =
+        ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
   }
+  for (int r = rows; r < kRowsPerBlock; ++r) scratch->octets[r * (kWarpSize + 1) + lane] = 0.0f;
   __syncwarp();
   // A lane adds up half a row, so that the lanes are in the order of the ids.
   constexpr int kHalf = kWarpSize / 2;
@@ -647,15 +671,14 @@ __device__ __noinline__ int pick_in_block(Weights source, double draw, PickScrat
     if (lane >= distance) prefix += before;
   }
   const float total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
-  const float margin = total * SPECDEC_PICK_MARGIN;
-  const float wanted = static_cast<float>(draw);
+  margin += total * kPickMargin;
   const int chosen = first_lane(prefix > wanted);
-  if (chosen < 0 || !(total > 0.0f)) return pick_step_by_step(source, draw, scratch);
+  if (chosen < 0) return -1;
   const float begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : 0.0f;
 
   const int octet = chosen * kHalf + lane % kHalf;
   float w[kOctet];
-  source.octet(octet * kOctet, w);
+  quick_octet(source, octet * kOctet, w);
   const float eight = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
   prefix = eight;
 #pragma unroll
@@ -672,14 +695,20 @@ __device__ __noinline__ int pick_in_block(Weights source, double draw, PickScrat
     const float next = sum + w[j];
     if (found < 0 && next > wanted) {
       found = j;
-      clear = next > wanted + margin && (sum < wanted - margin || sum == 0.0f);
+      clear = next > wanted + margin && sum < wanted - margin;
     }
     sum = next;
   }
   const int holder = first_lane(found >= 0);
-  if (holder < 0 || !__shfl_sync(kAllLanes, clear, holder)) return pick_step_by_step(source, draw, scratch);
+  if (holder < 0 || !__shfl_sync(kAllLanes, clear, holder)) return -1;
   const int first = (chosen * kHalf + holder % kHalf) * kOctet;
   return first + __shfl_sync(kAllLanes, found, holder);
+}
+
+template <class Weights>
+__device__ __forceinline__ int pick_in_block(const Weights& source, double draw, PickScratch* scratch) {
+  const int found = quick_pick_in_block(source, static_cast<float>(draw), 0.0f, scratch);
+  return found >= 0 ? found : pick_step_by_step(source, draw, scratch);
 }
 
 }  // namespace specdec_ops::cuda

@@ -1,880 +1,22 @@
 // The chain program as one persistent kernel.
 //
-// Work is cut into units: a CTA takes a few blocks of one row. Which rows are worth reading is only known once
-// earlier ones were judged, so units come from a queue. It starts with the first wave of every request: its first
-// slots, as many as `slots_per_wave`. The CTA that finishes the last unit a request waits for judges its slots
-// and, unless the request ends there, queues the rows that it needs next. So rows behind a rejected draft are not
-// read, and while some requests are judged the others are being read.
+// Work is cut into units: a CTA takes a few blocks of one row. Which rows are worth reading is only known
+// once earlier ones were judged, so units come from a queue. It starts with the first wave of every request:
+// its first slots, as many as `slots_per_wave`. The CTA that finishes the last unit a request waits for
+// judges its slots and, unless the request ends there, queues the rows that it needs next. So rows behind a
+// rejected draft are not read, and while some requests are judged the others are being read.
 //
 // A CTA owns a unit only once it runs, so the kernel gets through with any number of resident CTAs.
 
 #include "cuda/chain.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <mutex>
 
-#include "cuda/blocks.cuh"
+#include "cuda/judge.cuh"
 
 namespace specdec_ops::cuda {
 namespace {
-
-constexpr int kWarpsPerCta = 4;
-constexpr int kCtaSize = kWarpsPerCta * kWarpSize;
-constexpr int kBlocksPerUnit = kWarpsPerCta;
-/// Slots that a CTA judges at once.
-constexpr int kLargestWave = 8;
-/// Blocks whose numbers are in shared memory at a time while laws are made.
-constexpr int kBlocksAtOnce = 64;
-constexpr int kRowsAtOnce = 2 * kLargestWave;
-/// Room for the shared memory that does not grow with the arguments.
-constexpr int kStaticShared = 1024;
-
-enum class JobKind : int32_t { kTarget, kDraft, kResidual, kNone, kAllDone };
-
-/// How far a request has got. Zeroes mean: its first wave is being read.
-struct RequestState {
-  uint32_t arrived;
-  /// 0 in the first wave.
-  uint32_t expected;
-  /// The slots that are read but not judged; `end` is 0 in the first wave.
-  int32_t begin, end;
-  /// One more than the slot whose draft row was read on its own.
-  int32_t draft_ready;
-  /// Whether the residual of slot `begin` is being made.
-  int32_t in_residual;
-};
-
-struct Counters {
-  unsigned long long next_ticket;
-  unsigned long long num_queued;
-  unsigned long long num_finished;
-};
-
-/// What the host decides about a call, from shapes alone.
-struct Plan {
-  ChainParams params;
-  int num_blocks;
-  int units_per_row;
-  /// Of shared memory, a warp.
-  int stage_words;
-  int slots_per_wave;
-  /// Draft rows are read together with the target's, instead of where a coin needs them.
-  bool eager_drafts;
-  /// Draft laws come from a pass over draft rows.
-  bool reads_draft_rows;
-  int jobs_per_request;
-  uint64_t initial_units;
-
-  Counters* counters;
-  RequestState* states;
-  /// Jobs in the order in which they were found to be needed; 0 where there is none yet.
-  uint64_t* queue;
-  uint64_t queue_size;
-  BlockStats* target_stats;  ///< [rows, num_blocks]
-  BlockStats* draft_stats;   ///< [drafts, num_blocks]
-  // Of the residual that a request waits for:
-  RowLaw* laws;   ///< [batch, 2], target and draft
-  float* masses;  ///< [batch, num_blocks]
-};
-
-__device__ __forceinline__ uint64_t packed(JobKind kind, int64_t request, int64_t slot) {
-  return static_cast<uint64_t>(request + 1) << 32 | static_cast<uint64_t>(slot) << 2 |
-         static_cast<uint64_t>(kind);
-}
-
-__device__ __forceinline__ uint64_t load_acquire(const uint64_t* address) {
-  uint64_t value;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ void store_release(uint64_t* address, uint64_t value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-/// Numbers of other CTAs: past the first-level cache, which may hold what was there before.
-__device__ __forceinline__ BlockStats load_stats(const BlockStats* address) {
-  const float2 value = __ldcg(reinterpret_cast<const float2*>(address));
-  return {value.x, value.y};
-}
-__device__ __forceinline__ RequestState load_state(const RequestState* address) {
-  const uint2* words = reinterpret_cast<const uint2*>(address);
-  const uint2 a = __ldcg(words), b = __ldcg(words + 1), c = __ldcg(words + 2);
-  return {a.x,
-          a.y,
-          static_cast<int32_t>(b.x),
-          static_cast<int32_t>(b.y),
-          static_cast<int32_t>(c.x),
-          static_cast<int32_t>(c.y)};
-}
-
-__device__ __forceinline__ RowLaw load_law(const RowLaw* address) {
-  RowLaw law;
-  law.scale = __ldcg(&address->scale);
-  law.reference = __ldcg(&address->reference);
-  law.log2_total = __ldcg(&address->log2_total);
-  law.logsumexp = __ldcg(&address->logsumexp);
-  return law;
-}
-
-/// Waits until the launch before this one, which clears the counters, is done and visible.
-__device__ __forceinline__ void wait_for_cleared_workspace() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/// The parts of a request that do not change on its way.
-struct Request {
-  int64_t index, first_draft, num_drafts, first_row;
-  float scale, draft_scale;
-  bool greedy;
-  /// Whether the drafts have a law other than one-hot.
-  bool has_law;
-
-  __device__ static Request load(const ChainParams& params, int64_t r) {
-    Request request;
-    request.index = r;
-    // Every load before the first use: each may be a trip to device memory.
-    const bool ragged = static_cast<bool>(params.cu_num_draft_tokens);
-    const int64_t begin = ragged ? at(params.cu_num_draft_tokens, r) : r * params.drafts_per_request;
-    const int64_t end = ragged ? at(params.cu_num_draft_tokens, r + 1) : begin + params.drafts_per_request;
-    const float temperature = static_cast<float>(at(params.temperature, r));
-    const float draft_temperature =
-        params.draft_temperature ? static_cast<float>(at(params.draft_temperature, r)) : temperature;
-    const bool has_draft_law = !params.has_draft_law || at(params.has_draft_law, r);
-
-    // Nobody has checked the counts: none may lead out of the tensors.
-    const int64_t most = ragged ? params.width - 1 : params.drafts_per_request;
-    request.first_draft = min(max(begin, int64_t{0}), params.num_drafts);
-    request.num_drafts = min(min(max(end, request.first_draft), params.num_drafts) - request.first_draft, most);
-    request.first_row = request.first_draft + (params.has_bonus_rows ? r : 0);
-    // Without random numbers there is nothing to sample with.
-    request.greedy = is_greedy(temperature) || !(params.seeds || params.final_uniforms);
-    request.scale = log2_scale(is_greedy(temperature) ? 1.0f : temperature);
-    request.draft_scale = log2_scale(draft_temperature);
-    // A greedy drafter's law is one-hot at its draft, whatever its logits.
-    request.has_law = params.draft_law != DraftLawKind::kOneHot && has_draft_law &&
-              !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
-    return request;
-  }
-
-  __device__ int64_t num_slots(const ChainParams& params) const {
-    return num_drafts + (params.has_bonus_rows ? 1 : 0);
-  }
-};
-
-/// A unit of one row that is to be read.
-struct Job {
-  JobKind kind;
-  int unit;
-  int64_t slot;
-  Request request;
-  /// Units that the request waits for.
-  uint32_t expected;
-
-  // Unless it is a residual's:
-  bool with_sum;
-  float scale;
-  RowRef row;
-  /// Of the row's blocks.
-  BlockStats* stats;
-};
-
-__device__ __forceinline__ bool needs_law(const ChainParams& params, const Request& request) {
-  return !request.greedy || params.logsumexp != nullptr || params.logprobs != nullptr;
-}
-
-__device__ __forceinline__ BlockRef block_of(const ChainParams& params, const RowRef& row, int block) {
-  const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
-  const int64_t rest = params.vocab_size - begin;
-  return {row, begin, rest < kBlockSize ? static_cast<int>(rest) : kBlockSize};
-}
-
-/// What to draw from where no further draft is accepted.
-enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
-
-enum class Outcome : int32_t { kAccepted, kNeedsDraftRow, kEnds, kDraws };
-
-/// What became of one slot.
-struct Verdict {
-  Outcome outcome;
-  Final final;
-  Status status;
-  float accept_prob;
-  /// The draft, and the token that is emitted unless it is to be drawn.
-  int64_t x, token;
-};
-
-/// A token of p that may become the recovered token.
-struct Attempt {
-  int64_t token;
-  bool kept, unusable;
-};
-
-struct Scratch {
-  union {
-    /// While laws are made.
-    struct {
-      BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
-      double weights[kRowsAtOnce][kBlocksAtOnce + 1];
-    };
-    /// While a token is drawn.
-    PickScratch pick[kWarpsPerCta];
-  };
-  RowMax row_max[kRowsAtOnce];
-  /// Of the target's rows, then of the drafts'.
-  RowLaw laws[kRowsAtOnce];
-  Verdict verdicts[kLargestWave];
-  int64_t argmax[kLargestWave];
-  double total;
-  Attempt attempts[kThinningAttempts];
-};
-
-/// p without the ids of a one-hot or sparse draft law, in a block that holds one of them.
-struct SparseResidual {
-  WeightsOfLogits target;
-  IntView ids;
-  RealView logprobs;
-  int64_t support_size, vocab_size;
-  bool one_hot;
-  int64_t draft, x;
-
-  __device__ int size() const { return target.size(); }
-
-  __device__ void octet(int i, float (&weights)[kOctet]) const {
-    target.octet(i, weights);
-    const int64_t first = target.block.begin + i;
-    if (one_hot) {
-#pragma unroll
-      for (int j = 0; j < kOctet; ++j) weights[j] = x == first + j ? 0.0f : weights[j];
-      return;
-    }
-#pragma unroll 1
-    for (int64_t k = 0; k < support_size; ++k) {
-      const int64_t id = at(ids, draft, k);
-      if (id < first || id >= first + kOctet || id >= vocab_size) continue;
-      const float q = static_cast<float>(exp2_out_of_line(at(logprobs, draft, k) * kLog2E));
-#pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
-        const float rest = weights[j] - q;
-        if (id == first + j) weights[j] = rest > 0.0f ? rest : 0.0f;
-      }
-    }
-  }
-};
-
-/// Out of line, like exp2_out_of_line: long, and not on the way of the units.
-__device__ __noinline__ double random_number(int64_t seed, Stream stream, int64_t slot, int64_t position) {
-  return uniform(seed, stream, slot, position);
-}
-
-/// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a parameter
-/// is an operand of an instruction and not a load through two pointers.
-class Judge {
- public:
-  __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
-                                   double* masses)
-      : plan_(plan),
-        params_(plan.params),
-        request_(request),
-        stage_(stage),
-        s_(scratch),
-        masses_(masses),
-        prefixes_(masses + plan.num_blocks) {}
-
-  __device__ __forceinline__ void run() {
-    const RequestState state = load_state(plan_.states + request_.index);
-    begin_ = state.begin;
-    end_ = state.end > 0 ? state.end
-                         : static_cast<int>(min(request_.num_slots(params_), int64_t{plan_.slots_per_wave}));
-    if (state.in_residual) end_ = begin_ + 1;
-    draft_ready_ = state.draft_ready - 1;
-    const Draft draft = load_draft();
-    make_laws();
-
-    int last = 0;
-    if (state.in_residual) {
-      if (thread() == 0) {
-        s_.verdicts[0] = {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1};
-      }
-      __syncthreads();
-    } else {
-      find_argmaxes();
-      const int count = end_ - begin_;
-      if (thread() < count) s_.verdicts[thread()] = verdict_of(draft);
-      __syncthreads();
-      while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
-      if (thread() < count) write_slot(thread(), last);
-      if (last == count) return queue_next_wave();
-    }
-
-    const Verdict verdict = s_.verdicts[last];
-    Status status = verdict.status;
-    JobKind next = JobKind::kNone;
-    if (verdict.outcome == Outcome::kNeedsDraftRow) {
-      next = JobKind::kDraft;
-    } else if (verdict.outcome == Outcome::kDraws) {
-      const int64_t token = draw(last, verdict, state.in_residual, &status);
-      if (token < 0) next = JobKind::kResidual;
-      if (token >= 0 && thread() == 0) emit_with_logprob(last, token);
-    }
-    if (next != JobKind::kNone) return queue_alone(next, last);
-    finish(begin_ + last, status);
-  }
-
- private:
-  /// What a thread has loaded for slot begin_ + its index, before there are laws to hold it against.
-  struct Draft {
-    int64_t x = -1;
-    bool is_draft = false, valid = false;
-    float target = 0.0f, draft = 0.0f;
-    double coin = 1.0;
-  };
-
-  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
-
-  __device__ __forceinline__ RowRef target_row(int64_t slot) const {
-    return row_of(params_.target, request_.first_row + slot);
-  }
-  __device__ __forceinline__ RowRef draft_row(int64_t slot) const {
-    return row_of(params_.draft, request_.first_draft + slot);
-  }
-  __device__ __forceinline__ const BlockStats* target_stats(int64_t slot) const {
-    return plan_.target_stats + (request_.first_row + slot) * plan_.num_blocks;
-  }
-  __device__ __forceinline__ const BlockStats* draft_stats(int64_t slot) const {
-    return plan_.draft_stats + (request_.first_draft + slot) * plan_.num_blocks;
-  }
-
-  __device__ __forceinline__ bool has_dense_law() const {
-    return params_.draft_law == DraftLawKind::kLogits || params_.draft_law == DraftLawKind::kProbs;
-  }
-
-  /// Whether the draft row of a slot was read, where rows are what laws are made from.
-  __device__ __forceinline__ bool draft_row_is_read(int64_t slot) const {
-    return plan_.eager_drafts || slot == draft_ready_;
-  }
-
-  __device__ __forceinline__ Draft load_draft() const {
-    Draft draft;
-    const int64_t slot = begin_ + thread();
-    draft.is_draft = thread() < end_ - begin_ && slot < request_.num_drafts;
-    if (!draft.is_draft) return draft;
-    draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
-    draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
-    if (request_.greedy || !draft.valid) return draft;
-    draft.target = element(target_row(slot), draft.x);
-    if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
-    if (params_.rule != Rule::kTokenLevel) return draft;
-    if (params_.accept_uniforms) {
-      draft.coin = at(params_.accept_uniforms, request_.first_draft + slot);
-    } else {
-      draft.coin = random_number(at(params_.seeds, request_.index), Stream::kAccept, slot,
-                                 at(params_.positions, request_.index));
-    }
-    return draft;
-  }
-
-  // ---- Laws ----
-
-  /// Rows of the scratch memory that have numbers in this wave, a bit to a row, the target's first.
-  __device__ __forceinline__ uint32_t present_rows() const {
-    const uint32_t targets = (1u << (end_ - begin_)) - 1;
-    if (!plan_.reads_draft_rows || !request_.has_law || request_.greedy) return targets;
-    const int64_t end = min(int64_t{end_}, request_.num_drafts);
-    const int num_drafts = static_cast<int>(max(end - begin_, int64_t{0}));
-    uint32_t drafts = (1u << num_drafts) - 1;
-    if (!plan_.eager_drafts) {
-      drafts &= draft_ready_ >= begin_ ? 1u << min(draft_ready_ - begin_, kLargestWave) : 0u;
-    }
-    return targets | drafts << kLargestWave;
-  }
-
-  __device__ __forceinline__ float scale_of(int row) const {
-    return row < kLargestWave ? request_.scale : request_.draft_scale;
-  }
-
-  /// Sixteen rows by eight threads.
-  static constexpr int kThreadsPerRow = kCtaSize / kRowsAtOnce;
-
-  __device__ __forceinline__ void load_stats_of_row(bool present, int first_block, int count) {
-    if (present) {
-      const int row = thread() / kThreadsPerRow;
-      const int64_t slot = begin_ + row % kLargestWave;
-      const BlockStats* stats = (row < kLargestWave ? target_stats(slot) : draft_stats(slot)) + first_block;
-#pragma unroll
-      for (int i = 0; i < kBlocksAtOnce / kThreadsPerRow; ++i) {
-        const int block = thread() % kThreadsPerRow + i * kThreadsPerRow;
-        if (block < count) s_.stats[row][block] = load_stats(stats + block);
-      }
-    }
-    __syncthreads();
-  }
-
-  /// The largest logits of all rows of the wave, and their laws where they are needed.
-  __device__ __forceinline__ void make_laws() {
-    const uint32_t present = present_rows();
-    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
-    const bool is_present = present >> row & 1;
-    const int num_groups = (plan_.num_blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
-    RowMax row_max = {kMasked, false};
-    for (int group = 0; group < num_groups; ++group) {
-      const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
-      load_stats_of_row(is_present, first, count);
-      for (int block = within; block < count && is_present; block += kThreadsPerRow) {
-        row_max.max = fmaxf(row_max.max, s_.stats[row][block].max);
-        row_max.non_finite |= s_.stats[row][block].sum != s_.stats[row][block].sum;
-      }
-      if (num_groups > 1) __syncthreads();
-    }
-    int non_finite = row_max.non_finite;
-#pragma unroll
-    for (int distance = kThreadsPerRow / 2; distance >= 1; distance /= 2) {
-      row_max.max = fmaxf(row_max.max, __shfl_xor_sync(kAllLanes, row_max.max, distance));
-      non_finite |= __shfl_xor_sync(kAllLanes, non_finite, distance);
-    }
-    row_max.non_finite = non_finite != 0;
-    if (within == 0) s_.row_max[row] = row_max;
-
-    if (needs_law(params_, request_)) {
-      const float scale = scale_of(row);
-      double total = 0.0;
-      for (int group = 0; group < num_groups; ++group) {
-        const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
-        if (num_groups > 1) load_stats_of_row(is_present, first, count);
-#pragma unroll 1
-        for (int block = within; block < count && is_present; block += kThreadsPerRow) {
-          const BlockStats stats = s_.stats[row][block];
-          const double distance =
-              (static_cast<double>(stats.max) - static_cast<double>(row_max.max)) * static_cast<double>(scale);
-          s_.weights[row][block] = stats.sum > 0.0f ? exp2_out_of_line(distance) : 0.0;
-        }
-        __syncwarp();
-        // A block that does not count has the weight 0, and adding 0 changes nothing. Where a sum is NaN, so is the
-        // total, which such a row does not need.
-        constexpr int kInStep = 8;
-        for (int block = 0; block < count && is_present; block += kInStep) {
-          double sums[kInStep], weights[kInStep];
-#pragma unroll
-          for (int j = 0; j < kInStep; ++j) {
-            const bool inside = block + j < count;
-            sums[j] = inside ? static_cast<double>(s_.stats[row][block + j].sum) : 0.0;
-            weights[j] = inside ? s_.weights[row][block + j] : 0.0;
-          }
-#pragma unroll
-          for (int j = 0; j < kInStep; ++j) total = fma64(sums[j], weights[j], total);
-        }
-        if (num_groups > 1) __syncthreads();
-      }
-      if (is_present && within == 0) {
-        RowLaw law = row_law_from_total(scale, row_max, total);
-        if (row >= kLargestWave) law = row_law_from_logsumexp(scale, law.logsumexp);
-        s_.laws[row] = law;
-      }
-    }
-    if (params_.draft_logsumexp && thread() < kLargestWave && begin_ + thread() < min(int64_t{end_}, request_.num_drafts)) {
-      s_.laws[kLargestWave + thread()] = row_law_from_logsumexp(
-          request_.draft_scale, at(params_.draft_logsumexp, request_.first_draft + begin_ + thread()));
-    }
-    __syncthreads();
-  }
-
-  __device__ __forceinline__ Status row_status(int i) const {
-    if (s_.row_max[i].non_finite) return Status::kNonFiniteTarget;
-    return s_.row_max[i].max > kMasked ? Status::kOk : Status::kMaskedTarget;
-  }
-
-  /// The lowest ids with the largest logit that is not NaN, a warp to a slot, where they are emitted.
-  __device__ __forceinline__ void find_argmaxes() {
-    bool any = request_.greedy;
-    for (int i = 0; i < end_ - begin_; ++i) any |= row_status(i) != Status::kOk;
-    if (!any) return;
-#pragma unroll 1
-    for (int i = warp_index(); i < end_ - begin_; i += kWarpsPerCta) {
-      const int64_t id = argmax_of(begin_ + i, s_.row_max[i].max);
-      if (lane_index() == 0) s_.argmax[i] = id;
-    }
-    __syncthreads();
-  }
-
-  __device__ __forceinline__ int64_t argmax_of(int64_t slot, float max) const {
-    const BlockStats* stats = target_stats(slot);
-#pragma unroll 1
-    for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
-      const int block = first + lane_index();
-      const bool holds = block < plan_.num_blocks && load_stats(stats + block).max == max;
-#pragma unroll 1
-      for (unsigned rest = __ballot_sync(kAllLanes, holds); rest != 0; rest &= rest - 1) {
-        const int candidate = first + __ffs(static_cast<int>(rest)) - 1;
-        const BlockRef ref = block_of(params_, target_row(slot), candidate);
-        const int found = find_equal(ref, stage_, max);
-        if (found >= 0) return ref.begin + found;
-      }
-    }
-    return 0;
-  }
-
-  // ---- Verdicts ----
-
-  /// What a thread makes of slot begin_ + its index.
-  __device__ __forceinline__ Verdict verdict_of(const Draft& draft) const {
-    const int i = thread();
-    Verdict verdict = {Outcome::kEnds, Final::kTarget, row_status(i), __builtin_nanf(""), -1, -1};
-    if (verdict.status != Status::kOk) {
-      verdict.token = s_.argmax[i];
-      return verdict;
-    }
-    verdict.x = verdict.token = draft.x;
-    if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
-    if (request_.greedy) {
-      verdict.token = s_.argmax[i];
-      const bool equal = verdict.token == draft.x;
-      if (draft.valid) verdict.accept_prob = equal ? 1.0f : 0.0f;
-      if (draft.valid && equal && params_.rule == Rule::kTokenLevel) verdict.outcome = Outcome::kAccepted;
-      return verdict;
-    }
-    verdict.outcome = Outcome::kDraws;
-    if (draft.valid) judge_draft(draft, &verdict);
-    return verdict;
-  }
-
-  /// Whether the valid draft of a sampled request is accepted; otherwise what to draw from.
-  __device__ __forceinline__ void judge_draft(const Draft& draft, Verdict* verdict) const {
-    const int i = thread();
-    const double p = exp2_out_of_line(s_.laws[i].log2_prob(draft.target));
-    const bool may_accept = params_.rule == Rule::kTokenLevel;
-    // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
-    const bool accepted = may_accept && draft.coin < p;
-    if (accepted) verdict->outcome = Outcome::kAccepted;
-    if (!request_.has_law) {
-      verdict->final = Final::kTargetWithoutDraft;
-      verdict->accept_prob = static_cast<float>(p);
-      return;
-    }
-    if (accepted && params_.accept_probs == nullptr) return;
-    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
-      verdict->outcome = Outcome::kNeedsDraftRow;
-      return;
-    }
-    const double q = draft_prob(draft);
-    if (q != q) {
-      // The one-hot law is exact for every drafter.
-      verdict->final = Final::kTargetWithoutDraft;
-      if (!accepted) verdict->status = Status::kUnusableDraftLaw;
-      return;
-    }
-    verdict->final =
-        params_.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
-    verdict->accept_prob = static_cast<float>(p < q ? p / q : 1.0);
-    if (may_accept && draft.coin * q < p) verdict->outcome = Outcome::kAccepted;
-  }
-
-  /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
-  __device__ __forceinline__ double draft_prob(const Draft& draft) const {
-    double q = 0.0;
-    if (params_.draft_law == DraftLawKind::kSupport) {
-      const int64_t row = request_.first_draft + begin_ + thread();
-#pragma unroll 1
-      for (int64_t j = 0; j < params_.draft_support_size; ++j) {
-        const int64_t id = at(params_.draft_support_ids, row, j);
-        if (id < 0 || id >= params_.vocab_size) continue;
-        const double prob = exp2_out_of_line(at(params_.draft_support_logprobs, row, j) * kLog2E);
-        if (!is_finite(prob)) return __builtin_nan("");
-        if (id == draft.x) q = q + prob;
-      }
-    } else {
-      if (params_.draft_law == DraftLawKind::kLogits && !s_.laws[kLargestWave + thread()].usable())
-        return __builtin_nan("");
-      q = dense_prob(thread(), draft.draft);
-    }
-    return q > 0.0 && is_finite(q) ? q : __builtin_nan("");
-  }
-
-  /// The probability of an id with this entry in the draft row, not finite where the row is not usable.
-  __device__ __forceinline__ double dense_prob(int i, float entry) const {
-    if (params_.draft_law == DraftLawKind::kLogits) {
-      return exp2_out_of_line(s_.laws[kLargestWave + i].log2_prob(entry));
-    }
-    return is_finite(static_cast<double>(entry)) && entry < 0.0f ? 0.0 : static_cast<double>(entry);
-  }
-
-  // ---- Drawing ----
-
-  /// The given uniform, or number `draw` of those at the position of the slot.
-  __device__ __forceinline__ double final_uniform(int64_t slot, int64_t draw) const {
-    if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
-    const int64_t seed = at(params_.seeds, request_.index), position = at(params_.positions, request_.index);
-    const bool is_draft = params_.final_stream == Stream::kDraft;
-    return random_number(seed, is_draft ? Stream::kDraft : Stream::kTarget, is_draft ? params_.final_slot : draw,
-                         is_draft ? position : position + slot);
-  }
-
-  /// The recovered, bonus or sampled token; -1 where the residual must be made first.
-  ///
-  /// With a dense draft law and seeds a token of p is kept with probability max(p - q, 0) / p, which gives the law
-  /// of the residual without a pass over the rows. The attempts are independent: each warp makes one.
-  __device__ __forceinline__ int64_t draw(int i, const Verdict& verdict, bool has_residual, Status* status) {
-    const int64_t slot = begin_ + i;
-    Final final = verdict.final;
-    const bool thins = final == Final::kDenseResidual && !has_residual;
-    if (thins && params_.final_uniforms) return -1;
-    if (thins) final = Final::kTarget;
-#pragma unroll 1
-    for (;;) {
-      find_masses(i, final, verdict.x);
-      if (thins || s_.total > 0.0) break;
-      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
-      if (s_.total != s_.total) *status = Status::kUnusableDraftLaw;
-      final = Final::kTarget;
-      __syncthreads();
-    }
-    const int64_t draw_number = has_residual && !params_.final_uniforms ? 2 * kThinningAttempts : 0;
-    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
-#pragma unroll 1
-    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
-      const int attempt = first + warp_index();
-      int64_t y = -1;
-      bool kept = false, unusable = false;
-      if (thins || attempt == 0) {
-        y = pick(i, final, verdict.x, final_uniform(slot, thins ? 2 * attempt : draw_number) * s_.total);
-        kept = true;
-      }
-      if (thins) {
-        const double u = final_uniform(slot, 2 * attempt + 1);
-        const double p = exp2_out_of_line(s_.laws[i].log2_prob(element(target_row(slot), y)));
-        const double q = dense_prob(i, element(draft_row(slot), y));
-        unusable = !is_finite(q);
-        kept = unusable || u * p < p - q;
-      }
-      if (lane_index() == 0) s_.attempts[attempt] = {y, kept, unusable};
-      __syncthreads();
-#pragma unroll 1
-      for (int a = first; a < first + kWarpsPerCta; ++a) {
-        if (!s_.attempts[a].kept) continue;
-        if (s_.attempts[a].unusable) *status = Status::kUnusableDraftLaw;
-        return s_.attempts[a].token;
-      }
-    }
-    return -1;
-  }
-
-  /// Masses by block, and their sums in the order of the blocks: before each block, and of all.
-  __device__ __forceinline__ void find_masses(int i, Final final, int64_t x) {
-    const int64_t slot = begin_ + i;
-    const BlockStats* stats = target_stats(slot);
-    const float* residual = plan_.masses + request_.index * plan_.num_blocks;
-#pragma unroll 1
-    for (int block = thread(); block < plan_.num_blocks; block += kCtaSize) {
-      double mass = 0.0;
-      if (final == Final::kDenseResidual) {
-        mass = static_cast<double>(__ldcg(residual + block));
-      } else if (const BlockStats of_block = load_stats(stats + block); of_block.sum > 0.0f) {
-        mass = static_cast<double>(of_block.sum) * exp2_out_of_line(s_.laws[i].log2_prob(of_block.max));
-      }
-      masses_[block] = mass;
-    }
-    __syncthreads();
-    if (final == Final::kTargetWithoutDraft || final == Final::kSupportResidual) {
-#pragma unroll 1
-      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
-        if (!touches(final, slot, x, block)) continue;
-        const double mass = chunk_sums(sparse_residual(i, final, x, block), s_.pick + warp_index());
-        if (lane_index() == 0) masses_[block] = mass;
-      }
-      __syncthreads();
-    }
-    if (thread() == 0) {
-      double total = 0.0;
-      constexpr int kInStep = 8;
-#pragma unroll 1
-      for (int first = 0; first < plan_.num_blocks; first += kInStep) {
-        double masses[kInStep];
-#pragma unroll
-        for (int j = 0; j < kInStep; ++j) masses[j] = first + j < plan_.num_blocks ? masses_[first + j] : 0.0;
-#pragma unroll
-        for (int j = 0; j < kInStep; ++j) {
-          if (first + j < plan_.num_blocks) prefixes_[first + j] = total;
-          total = total + masses[j];
-        }
-      }
-      s_.total = total;
-    }
-    __syncthreads();
-  }
-
-  /// The token at `threshold` of the masses by block, found by one warp.
-  __device__ __forceinline__ int64_t pick(int i, Final final, int64_t x, double threshold) {
-    int chosen = -1, last = 0;
-#pragma unroll 1
-    for (int first = 0; first < plan_.num_blocks && chosen < 0; first += kWarpSize) {
-      const int block = first + lane_index();
-      const double mass = block < plan_.num_blocks ? masses_[block] : 0.0;
-      const int hit = first_lane(mass > 0.0 && prefixes_[block] + mass > threshold);
-      if (hit >= 0) chosen = first + hit;
-      const int weighty = last_lane(mass > 0.0);
-      if (weighty >= 0) last = first + weighty;
-    }
-    // If rounding leaves no block, the last one with mass is chosen.
-    double rest = chosen >= 0 ? threshold - prefixes_[chosen] : __builtin_inf();
-    if (chosen < 0) chosen = last;
-
-    const int64_t slot = begin_ + i;
-    const BlockRef block = block_of(params_, target_row(slot), chosen);
-    const float max = load_stats(target_stats(slot) + chosen).max;
-    PickScratch* scratch = s_.pick + warp_index();
-    int found;
-    if (final == Final::kDenseResidual) {
-      fetch_block(block, stage_);
-      const WeightsOfLogits target = probs_of_block(block, stage_, s_.laws[i], max);
-      const BlockRef draft_block = block_of(params_, draft_row(slot), chosen);
-      if (params_.draft_law == DraftLawKind::kProbs) {
-        found = pick_in_block(Residual<GivenProbs>{target, {draft_block}}, rest, scratch);
-      } else {
-        const float draft_max = plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max
-                                                       : block_max(draft_block);
-        const WeightsOfLogits draft = probs_of_block(draft_block, nullptr, s_.laws[kLargestWave + i], draft_max);
-        found = pick_in_block(Residual<WeightsOfLogits>{target, draft}, rest, scratch);
-      }
-    } else if (touches(final, slot, x, chosen)) {
-      found = pick_in_block(sparse_residual(i, final, x, chosen), rest, scratch);
-    } else {
-      // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
-      fetch_block(block, stage_);
-      rest = rest / exp2_out_of_line(s_.laws[i].log2_prob(max));
-      found = pick_in_block(WeightsOfLogits(block, stage_, max, request_.scale, 1.0f), rest, scratch);
-    }
-    return block.begin + found;
-  }
-
-  __device__ __forceinline__ SparseResidual sparse_residual(int i, Final final, int64_t x, int block) const {
-    const int64_t slot = begin_ + i;
-    const BlockRef ref = block_of(params_, target_row(slot), block);
-    fetch_block(ref, stage_);
-    const float max = load_stats(target_stats(slot) + block).max;
-    return {probs_of_block(ref, stage_, s_.laws[i], max), params_.draft_support_ids, params_.draft_support_logprobs,
-            params_.draft_support_size, params_.vocab_size, final == Final::kTargetWithoutDraft,
-            request_.first_draft + slot, x};
-  }
-
-  /// Whether a block holds an id that a one-hot or sparse draft law takes something away from.
-  __device__ __forceinline__ bool touches(Final final, int64_t slot, int64_t x, int block) const {
-    if (final == Final::kTargetWithoutDraft) return x / kBlockSize == block;
-    if (final != Final::kSupportResidual) return false;
-    bool touched = false;
-    for (int64_t j = lane_index(); j < params_.draft_support_size; j += kWarpSize) {
-      const int64_t id = at(params_.draft_support_ids, request_.first_draft + slot, j);
-      touched |= id >= 0 && id < params_.vocab_size && id / kBlockSize == block;
-    }
-    return __any_sync(kAllLanes, touched);
-  }
-
-  // ---- Results ----
-
-  __device__ __forceinline__ void emit(int64_t slot, int64_t token) const {
-    const int64_t i = request_.index * params_.width + slot;
-    if (params_.token_ids_are_int64) {
-      static_cast<int64_t*>(params_.token_ids)[i] = token;
-    } else {
-      static_cast<int32_t*>(params_.token_ids)[i] = static_cast<int32_t>(token);
-    }
-  }
-
-  __device__ __forceinline__ void emit_logprob(int64_t slot, double logprob) const {
-    if (params_.logprobs != nullptr) {
-      params_.logprobs[request_.index * params_.width + slot] = static_cast<float>(logprob);
-    }
-  }
-
-  __device__ __forceinline__ void emit_with_logprob(int i, int64_t token) const {
-    emit(begin_ + i, token);
-    if (params_.logprobs == nullptr) return;
-    const bool has_prob = row_status(i) == Status::kOk;
-    emit_logprob(begin_ + i, has_prob ? s_.laws[i].log2_prob(element(target_row(begin_ + i), token)) * kLn2
-                                      : __builtin_nan(""));
-  }
-
-  /// What slot begin_ + i leaves behind, where `last` is the first that was not accepted.
-  __device__ __forceinline__ void write_slot(int i, int last) const {
-    if (i > last) return;
-    const int64_t slot = begin_ + i;
-    const Verdict& verdict = s_.verdicts[i];
-    if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = s_.laws[i].logsumexp;
-    if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
-      params_.accept_probs[request_.first_draft + slot] = verdict.accept_prob;
-    }
-    if (verdict.outcome == Outcome::kAccepted || verdict.outcome == Outcome::kEnds) {
-      emit_with_logprob(i, verdict.token);
-    }
-  }
-
-  __device__ __forceinline__ void finish(int64_t num_accepted, Status status) const {
-    for (int64_t slot = num_accepted + 1 + thread(); slot < params_.width; slot += kCtaSize) {
-      emit(slot, -1);
-      emit_logprob(slot, __builtin_nan(""));
-    }
-    const int64_t num_slots = request_.num_slots(params_);
-    for (int64_t slot = num_accepted + 1 + thread(); slot < num_slots; slot += kCtaSize) {
-      if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = __builtin_nan("");
-      if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
-        params_.accept_probs[request_.first_draft + slot] = __builtin_nanf("");
-      }
-    }
-    if (thread() == 0) {
-      if (params_.num_accepted != nullptr) {
-        params_.num_accepted[request_.index] = static_cast<int32_t>(num_accepted);
-      }
-      params_.status[request_.index] = static_cast<int32_t>(status);
-      atomicAdd(&plan_.counters->num_finished, 1ULL);
-    }
-  }
-
-  // ---- What is read next ----
-
-  __device__ __forceinline__ void publish(RequestState next, int num_jobs) const {
-    next.expected = static_cast<uint32_t>(num_jobs) * static_cast<uint32_t>(plan_.units_per_row);
-    plan_.states[request_.index] = next;
-  }
-
-  __device__ __forceinline__ void queue_alone(JobKind kind, int i) const {
-    if (thread() != 0) return;
-    const int32_t slot = begin_ + i;
-    const bool residual = kind == JobKind::kResidual;
-    publish({0, 0, slot, end_, (residual ? draft_ready_ : slot) + 1, residual}, 1);
-    if (residual) {
-      plan_.laws[2 * request_.index] = s_.laws[i];
-      plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
-    }
-    const auto place = atomicAdd(&plan_.counters->num_queued, 1ULL);
-    store_release(plan_.queue + place, packed(kind, request_.index, slot));
-  }
-
-  __device__ __forceinline__ void queue_next_wave() const {
-    if (thread() != 0) return;
-    const int64_t end = min(request_.num_slots(params_), int64_t{end_} + plan_.slots_per_wave);
-    const int num_targets = static_cast<int>(end - end_);
-    const int num_drafts = plan_.eager_drafts ? static_cast<int>(min(end, request_.num_drafts) - end_) : 0;
-    publish({0, 0, end_, static_cast<int32_t>(end), 0, 0}, num_targets + num_drafts);
-    auto place = atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
-#pragma unroll 1
-    for (int i = 0; i < num_targets; ++i) {
-      store_release(plan_.queue + place++, packed(JobKind::kTarget, request_.index, end_ + i));
-      if (i < num_drafts) store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, end_ + i));
-    }
-  }
-
-  const Plan& plan_;
-  const ChainParams& params_;
-  const Request& request_;
-  /// The warp's own.
-  uint4* stage_;
-  Scratch& s_;
-  double* masses_;
-  double* prefixes_;
-  /// The slots that are judged, and the one whose draft row was read on its own, or -1.
-  int begin_ = 0, end_ = 0, draft_ready_ = -1;
-};
 
 /// Fills in what the warps of a unit need to know of its row.
 __device__ __forceinline__ void describe_row(const Plan& plan, Job* job) {
@@ -946,7 +88,7 @@ __device__ __forceinline__ void take_job(const Plan& plan, Job* job) {
 
 /// The mass of max(p - q, 0) in one block, NaN if the draft law is not usable there.
 __device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot, int block,
-                                            uint4* stage) {
+                                            uint4* stage, uint4* draft_stage) {
   const ChainParams& params = plan.params;
   const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
   const BlockRef target_block = block_of(params, row_of(params.target, row), block);
@@ -958,21 +100,33 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
   if (params.draft_law == DraftLawKind::kProbs) {
     return sum_in_lanes(Residual<GivenProbs>{target, {draft_block}}, target_block.rows());
   }
-  const float draft_max = plan.reads_draft_rows ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
-                                                : block_max(draft_block);
+  const float draft_max = plan.reads_draft_rows
+                              ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
+                              : block_max(draft_block);
+  fetch_block(draft_block, draft_stage);
   const WeightsOfLogits draft_probs =
-      probs_of_block(draft_block, nullptr, load_law(plan.laws + 2 * request.index + 1), draft_max);
+      probs_of_block(draft_block, draft_stage, load_law(plan.laws + 2 * request.index + 1), draft_max);
   return sum_in_lanes(Residual<WeightsOfLogits>{target, draft_probs}, target_block.rows());
 }
 
-/// One warp's share of a unit: one block of one row.
-__device__ __forceinline__ void run_block(const Plan& plan, const Job& job, int block, uint4* stage) {
-  if (job.kind == JobKind::kResidual) {
-    const float mass = residual_mass(plan, job.request, job.slot, block, stage);
+/// A unit of a residual. Each block takes the shared memory of two warps.
+__device__ __forceinline__ void run_residual_unit(const Plan& plan, const Job& job, uint4* stage) {
+  constexpr int kWarps = kWarpsPerCta / 2;
+  if (warp_index() >= kWarps) return;
+#pragma unroll 1
+  for (int i = warp_index(); i < kBlocksPerUnit; i += kWarps) {
+    const int block = job.unit * kBlocksPerUnit + i;
+    if (block >= plan.num_blocks) return;
+    const float mass =
+        residual_mass(plan, job.request, job.slot, block, stage, stage + kWarps * plan.stage_words);
     if (lane_index() == 0) plan.masses[job.request.index * plan.num_blocks + block] = mass;
-    return;
   }
-  if (job.stats == nullptr) return;
+}
+
+/// A unit of a row of logits: a warp to a block.
+__device__ __forceinline__ void run_unit(const Plan& plan, const Job& job, uint4* stage) {
+  const int block = job.unit * kBlocksPerUnit + warp_index();
+  if (block >= plan.num_blocks || job.stats == nullptr) return;
   const BlockStats stats = block_stats(block_of(plan.params, job.row, block), job.scale, job.with_sum, stage);
   if (lane_index() == 0) *reinterpret_cast<float2*>(job.stats + block) = make_float2(stats.max, stats.sum);
 }
@@ -999,8 +153,11 @@ __global__ void __launch_bounds__(kCtaSize, 4) run_chain(const __grid_constant__
     __syncthreads();
     if (job.kind == JobKind::kAllDone) return;
     if (job.kind != JobKind::kNone) {
-      const int block = job.unit * kBlocksPerUnit + warp_index();
-      if (block < plan.num_blocks) run_block(plan, job, block, stage);
+      if (job.kind == JobKind::kResidual) {
+        run_residual_unit(plan, job, stage);
+      } else {
+        run_unit(plan, job, stage);
+      }
       __syncthreads();
       if (threadIdx.x == 0) {
         __threadfence();
@@ -1073,6 +230,10 @@ Plan plan_of(const ChainParams& params) {
   plan.num_blocks = static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
   plan.units_per_row = (plan.num_blocks + kBlocksPerUnit - 1) / kBlocksPerUnit;
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
+  plan.may_be_quick =
+      params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
+      !params.final_uniforms &&
+      (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
   return plan;
 }
 
@@ -1095,7 +256,8 @@ DeviceFacts ask_device(int device) {
   ask(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
-  facts.error = cudaFuncSetAttribute(run_chain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
+  facts.error =
+      cudaFuncSetAttribute(run_chain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
   return facts;
 }
 
@@ -1108,23 +270,16 @@ const DeviceFacts& facts_of(int device) {
   return facts[index];
 }
 
-/// How eagerly rows are read: enough of them at once to keep the device busy, and no more.
+/// How eagerly rows are read: enough of them at once to keep the device busy while requests are judged.
 void choose_wave(Plan& plan, int warps_on_device) {
   const int64_t most = std::min<int64_t>(
       kLargestWave, plan.params.has_bonus_rows ? plan.params.width : plan.params.drafts_per_request);
   const int64_t blocks = plan.params.batch * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
-  plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(warps_on_device / blocks, 1, most));
-  plan.eager_drafts = plan.reads_draft_rows && (plan.slots_per_wave > 1 || plan.params.rule == Rule::kRejectAll ||
-                                                blocks < warps_on_device * 2);
-  if (const char* tune = getenv("SPECDEC_TUNE")) {
-    int wave = 0, eager = 0;
-    if (sscanf(tune, "%d,%d", &wave, &eager) == 2) {
-      plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(wave, 1, most));
-      plan.eager_drafts = plan.reads_draft_rows && eager != 0;
-    }
-  }
+  plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(3 * int64_t{warps_on_device} / blocks, 1, most));
+  plan.eager_drafts = plan.reads_draft_rows;
   plan.jobs_per_request = plan.slots_per_wave * (plan.eager_drafts ? 2 : 1);
-  plan.initial_units = static_cast<uint64_t>(plan.params.batch) * static_cast<uint64_t>(plan.jobs_per_request) *
+  plan.initial_units = static_cast<uint64_t>(plan.params.batch) *
+                       static_cast<uint64_t>(plan.jobs_per_request) *
                        static_cast<uint64_t>(plan.units_per_row);
 }
 

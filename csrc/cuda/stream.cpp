@@ -8,8 +8,8 @@
 namespace specdec_ops::cuda {
 namespace {
 
-// Declared in torch's shim.h where USE_CUDA is set, defined in libtorch_cuda.so. The build has no such library,
-// as it needs no torch with CUDA; and the process has it already.
+// Declared in torch's shim.h where USE_CUDA is set, defined in libtorch_cuda.so. The build has no such
+// library, as it needs no torch with CUDA; and the process has it already.
 using GetCurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
 GetCurrentStream get_current_stream = nullptr;
 

@@ -1,0 +1,962 @@
+#pragma once
+
+#include "cuda/plan.cuh"
+
+/// What becomes of a request once the rows it waited for are read.
+namespace specdec_ops::cuda {
+
+/// What to draw from where no further draft is accepted.
+enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
+
+enum class Outcome : int32_t { kAccepted, kNeedsDraftRow, kEnds, kDraws, kUnsure };
+
+/// What became of one slot.
+struct Verdict {
+  Outcome outcome;
+  Final final;
+  Status status;
+  float accept_prob;
+  /// The draft, and the token that is emitted unless it is to be drawn.
+  int64_t x, token;
+};
+
+/// A row's law to five digits: p(v) = 2^((x_v - max) * scale) / total.
+struct QuickLaw {
+  float max, total;
+};
+
+/// A token of p that may become the recovered token.
+struct Attempt {
+  int64_t token;
+  bool kept, unusable;
+};
+
+struct Scratch {
+  union {
+    /// While laws are made.
+    BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
+    /// While a token is drawn.
+    PickScratch pick[kWarpsPerCta];
+  };
+  RowMax row_max[kRowsAtOnce];
+  /// Of the target's rows, then of the drafts'.
+  RowLaw laws[kRowsAtOnce];
+  QuickLaw quick_laws[kRowsAtOnce];
+  Verdict verdicts[kLargestWave];
+  int64_t argmax[kLargestWave];
+  double total;
+  Attempt attempts[kThinningAttempts];
+};
+
+/// p without the ids of a one-hot or sparse draft law, in a block that holds one of them.
+struct SparseResidual {
+  WeightsOfLogits target;
+  IntView ids;
+  RealView logprobs;
+  int64_t support_size, vocab_size;
+  bool one_hot;
+  int64_t draft, x;
+
+  __device__ int size() const { return target.size(); }
+
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    target.octet(i, weights);
+    const int64_t first = target.block.begin + i;
+    if (one_hot) {
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) weights[j] = x == first + j ? 0.0f : weights[j];
+      return;
+    }
+#pragma unroll 1
+    for (int64_t k = 0; k < support_size; ++k) {
+      const int64_t id = at(ids, draft, k);
+      if (id < first || id >= first + kOctet || id >= vocab_size) continue;
+      const float q = static_cast<float>(exp2_out_of_line(at(logprobs, draft, k) * kLog2E));
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        const float rest = weights[j] - q;
+        if (id == first + j) weights[j] = rest > 0.0f ? rest : 0.0f;
+      }
+    }
+  }
+};
+
+/// Out of line, like exp2_out_of_line: long, and not on the way of the units.
+static __device__ __noinline__ double random_number(int64_t seed, Stream stream, int64_t slot,
+                                                    int64_t position) {
+  return uniform(seed, stream, slot, position);
+}
+
+/// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a
+/// parameter is an operand of an instruction and not a load through two pointers.
+class Judge {
+ public:
+  __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
+                                   double* masses)
+      : plan_(plan),
+        params_(plan.params),
+        request_(request),
+        stage_(stage),
+        s_(scratch),
+        masses_(masses),
+        prefixes_(masses + plan.num_blocks) {}
+
+  __device__ __forceinline__ void run() {
+    const RequestState state = load_state(plan_.states + request_.index);
+    begin_ = state.begin;
+    end_ = state.end > 0 ? state.end
+                         : static_cast<int>(min(request_.num_slots(params_), int64_t{plan_.slots_per_wave}));
+    if (state.in_residual) end_ = begin_ + 1;
+    draft_ready_ = state.draft_ready - 1;
+    const Draft draft = load_draft();
+    if (state.in_residual) {
+      take_laws_of_residual();
+    } else {
+      find_maxima();
+      const bool is_quick = may_be_quick();
+      if (is_quick && run_quickly(draft)) return;
+      make_laws(/*reload=*/is_quick);
+      if (thinned_ >= 0) return queue_alone(JobKind::kResidual, thinned_);
+    }
+
+    int last = 0;
+    if (state.in_residual) {
+      if (thread() == 0) {
+        s_.verdicts[0] = {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1};
+      }
+      __syncthreads();
+    } else {
+      find_argmaxes();
+      const int count = end_ - begin_;
+      if (thread() < count) s_.verdicts[thread()] = verdict_of(draft);
+      __syncthreads();
+      while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
+      if (thread() < count) write_slot(thread(), last);
+      if (last == count) return queue_next_wave();
+    }
+
+    const Verdict verdict = s_.verdicts[last];
+    Status status = verdict.status;
+    JobKind next = JobKind::kNone;
+    if (verdict.outcome == Outcome::kNeedsDraftRow) {
+      next = JobKind::kDraft;
+    } else if (verdict.outcome == Outcome::kDraws) {
+      const int64_t token = draw(last, verdict, state.in_residual, &status);
+      if (token < 0) next = JobKind::kResidual;
+      if (token >= 0 && thread() == 0) emit_with_logprob(last, token);
+    }
+    if (next != JobKind::kNone) return queue_alone(next, last);
+    finish(begin_ + last, status);
+  }
+
+ private:
+  /// What a thread has loaded for slot begin_ + its index, before there are laws to hold it against.
+  struct Draft {
+    int64_t x = -1;
+    bool is_draft = false, valid = false;
+    float target = 0.0f, draft = 0.0f;
+    double coin = 1.0;
+  };
+
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ RowRef target_row(int64_t slot) const {
+    return row_of(params_.target, request_.first_row + slot);
+  }
+  __device__ __forceinline__ RowRef draft_row(int64_t slot) const {
+    return row_of(params_.draft, request_.first_draft + slot);
+  }
+  __device__ __forceinline__ const BlockStats* target_stats(int64_t slot) const {
+    return plan_.target_stats + (request_.first_row + slot) * plan_.num_blocks;
+  }
+  __device__ __forceinline__ const BlockStats* draft_stats(int64_t slot) const {
+    return plan_.draft_stats + (request_.first_draft + slot) * plan_.num_blocks;
+  }
+
+  __device__ __forceinline__ bool has_dense_law() const {
+    return params_.draft_law == DraftLawKind::kLogits || params_.draft_law == DraftLawKind::kProbs;
+  }
+
+  /// Whether the draft row of a slot was read, where rows are what laws are made from.
+  __device__ __forceinline__ bool draft_row_is_read(int64_t slot) const {
+    return plan_.eager_drafts || slot == draft_ready_;
+  }
+
+  __device__ __forceinline__ Draft load_draft() const {
+    Draft draft;
+    const int64_t slot = begin_ + thread();
+    draft.is_draft = thread() < end_ - begin_ && slot < request_.num_drafts;
+    if (!draft.is_draft) return draft;
+    draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
+    draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
+    if (request_.greedy || !draft.valid) return draft;
+    draft.target = element(target_row(slot), draft.x);
+    if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
+    if (params_.rule != Rule::kTokenLevel) return draft;
+    if (params_.accept_uniforms) {
+      draft.coin = at(params_.accept_uniforms, request_.first_draft + slot);
+    } else {
+      draft.coin = random_number(at(params_.seeds, request_.index), Stream::kAccept, slot,
+                                 at(params_.positions, request_.index));
+    }
+    return draft;
+  }
+
+  // ---- Laws ----
+
+  /// Rows of the scratch memory that have numbers in this wave, a bit to a row, the target's first.
+  __device__ __forceinline__ uint32_t present_rows() const {
+    const uint32_t targets = (1u << (end_ - begin_)) - 1;
+    if (!plan_.reads_draft_rows || !request_.has_law || request_.greedy) return targets;
+    const int64_t end = min(int64_t{end_}, request_.num_drafts);
+    const int num_drafts = static_cast<int>(max(end - begin_, int64_t{0}));
+    uint32_t drafts = (1u << num_drafts) - 1;
+    if (!plan_.eager_drafts) {
+      drafts &= draft_ready_ >= begin_ ? 1u << min(draft_ready_ - begin_, kLargestWave) : 0u;
+    }
+    return targets | drafts << kLargestWave;
+  }
+
+  __device__ __forceinline__ float scale_of(int row) const {
+    return row < kLargestWave ? request_.scale : request_.draft_scale;
+  }
+
+  /// Sixteen rows by eight threads.
+  static constexpr int kThreadsPerRow = kCtaSize / kRowsAtOnce;
+
+  __device__ __forceinline__ void load_stats_of_row(bool present, int first_block, int count) {
+    if (present) {
+      const int row = thread() / kThreadsPerRow;
+      const int64_t slot = begin_ + row % kLargestWave;
+      const BlockStats* stats = (row < kLargestWave ? target_stats(slot) : draft_stats(slot)) + first_block;
+#pragma unroll
+      for (int i = 0; i < kBlocksAtOnce / kThreadsPerRow; ++i) {
+        const int block = thread() % kThreadsPerRow + i * kThreadsPerRow;
+        if (block < count) s_.stats[row][block] = load_stats(stats + block);
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ int num_groups() const {
+    return (plan_.num_blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
+  }
+
+  /// The largest logits of all rows of the wave. Leaves the numbers of a row in shared memory if all fit.
+  __device__ __forceinline__ void find_maxima() {
+    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
+    const bool is_present = present_rows() >> row & 1;
+    RowMax row_max = {kMasked, false};
+#pragma unroll 1
+    for (int group = 0; group < num_groups(); ++group) {
+      const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
+      load_stats_of_row(is_present, first, count);
+      for (int block = within; block < count && is_present; block += kThreadsPerRow) {
+        row_max.max = fmaxf(row_max.max, s_.stats[row][block].max);
+        row_max.non_finite |= s_.stats[row][block].sum != s_.stats[row][block].sum;
+      }
+      if (num_groups() > 1) __syncthreads();
+    }
+    int non_finite = row_max.non_finite;
+#pragma unroll
+    for (int distance = kThreadsPerRow / 2; distance >= 1; distance /= 2) {
+      row_max.max = fmaxf(row_max.max, __shfl_xor_sync(kAllLanes, row_max.max, distance));
+      non_finite |= __shfl_xor_sync(kAllLanes, non_finite, distance);
+    }
+    row_max.non_finite = non_finite != 0;
+    if (within == 0) s_.row_max[row] = row_max;
+    __syncthreads();
+  }
+
+  /// The laws that were left behind when the residual was queued.
+  __device__ __forceinline__ void take_laws_of_residual() {
+    if (thread() == 0) {
+      s_.laws[0] = load_law(plan_.laws + 2 * request_.index);
+      s_.laws[kLargestWave] = load_law(plan_.laws + 2 * request_.index + 1);
+      s_.row_max[0] = {s_.laws[0].reference, false};
+    }
+    __syncthreads();
+  }
+
+  /// The laws of all rows of the wave where they are needed. `reload`: other things lay in shared memory
+  /// since.
+  __device__ __forceinline__ void make_laws(bool reload) {
+    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
+    const bool is_present = present_rows() >> row & 1;
+    const RowMax row_max = s_.row_max[row];
+    // Nobody needs a block at this time.
+    double* block_weights =
+        reinterpret_cast<double*>(stage_ - warp_index() * plan_.stage_words) + row * (kBlocksAtOnce + 1);
+    if (needs_law(params_, request_)) {
+      const float scale = scale_of(row);
+      double total = 0.0;
+#pragma unroll 1
+      for (int group = 0; group < num_groups(); ++group) {
+        const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
+        if (num_groups() > 1 || reload) load_stats_of_row(is_present, first, count);
+#pragma unroll 1
+        for (int block = within; block < count && is_present; block += kThreadsPerRow) {
+          const BlockStats stats = s_.stats[row][block];
+          const double distance = (static_cast<double>(stats.max) - static_cast<double>(row_max.max)) *
+                                  static_cast<double>(scale);
+          block_weights[block] = stats.sum > 0.0f ? exp2_out_of_line(distance) : 0.0;
+        }
+        __syncwarp();
+        // A block that does not count has the weight 0, and adding 0 changes nothing. Where a sum is NaN, so
+        // is the total, which such a row does not need.
+        constexpr int kInStep = 8;
+        for (int block = 0; block < count && is_present; block += kInStep) {
+          double sums[kInStep], weights[kInStep];
+#pragma unroll
+          for (int j = 0; j < kInStep; ++j) {
+            const bool inside = block + j < count;
+            sums[j] = inside ? static_cast<double>(s_.stats[row][block + j].sum) : 0.0;
+            weights[j] = inside ? block_weights[block + j] : 0.0;
+          }
+#pragma unroll
+          for (int j = 0; j < kInStep; ++j) total = fma64(sums[j], weights[j], total);
+        }
+        if (num_groups() > 1) __syncthreads();
+      }
+      if (is_present && within == 0) {
+        RowLaw law = row_law_from_total(scale, row_max, total);
+        if (row >= kLargestWave) law = row_law_from_logsumexp(scale, law.logsumexp);
+        s_.laws[row] = law;
+      }
+    }
+    if (params_.draft_logsumexp && thread() < kLargestWave &&
+        begin_ + thread() < min(int64_t{end_}, request_.num_drafts)) {
+      s_.laws[kLargestWave + thread()] = row_law_from_logsumexp(
+          request_.draft_scale, at(params_.draft_logsumexp, request_.first_draft + begin_ + thread()));
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ Status row_status(int i) const {
+    if (s_.row_max[i].non_finite) return Status::kNonFiniteTarget;
+    return s_.row_max[i].max > kMasked ? Status::kOk : Status::kMaskedTarget;
+  }
+
+  // ---- The quick way ----
+  //
+  // What is decided is a comparison of numbers that float32 and the special function unit find to five digits
+  // in a fraction of the time. Where those digits settle every comparison the result is the definition's.
+  // Where one is too near to call, which is seldom, nothing has been given away: the definition is followed
+  // step by step.
+
+  /// Relative distance within which two probabilities are too near to call.
+  static constexpr float kQuickMargin = 1e-4f;
+  static constexpr float kSmallestQuick = 0x1p-100f;
+
+  __device__ __forceinline__ bool may_be_quick() const {
+    return plan_.may_be_quick && !request_.greedy && num_groups() == 1;
+  }
+
+  __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
+    return __fdividef(quick_exp2((x - law.max) * scale), law.total);
+  }
+
+  /// q of an id of slot begin_ + i with this entry in the draft row; NaN where it takes care.
+  __device__ __forceinline__ float quick_draft_prob(int i, float entry) const {
+    if (!(entry < -kMasked)) return __builtin_nanf("");
+    if (!params_.draft_logsumexp)
+      return quick_prob(s_.quick_laws[kLargestWave + i], request_.draft_scale, entry);
+    const double logsumexp = at(params_.draft_logsumexp, request_.first_draft + begin_ + i);
+    if (!(logsumexp > -0x1p25 && logsumexp < 0x1p25)) return __builtin_nanf("");
+    return quick_exp2(static_cast<float>(fma64(entry, request_.draft_scale, -logsumexp * kLog2E)));
+  }
+
+  /// False, and nothing done that cannot be done again, where a comparison is too near to call.
+  __device__ __forceinline__ bool run_quickly(const Draft& draft) {
+    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
+    const bool is_present = present_rows() >> row & 1;
+    const RowMax row_max = s_.row_max[row];
+    float total = 0.0f;
+    for (int block = within; block < plan_.num_blocks && is_present; block += kThreadsPerRow) {
+      const BlockStats stats = s_.stats[row][block];
+      if (stats.sum > 0.0f) total += stats.sum * quick_exp2((stats.max - row_max.max) * scale_of(row));
+    }
+#pragma unroll
+    for (int distance = kThreadsPerRow / 2; distance >= 1; distance /= 2) {
+      total += __shfl_xor_sync(kAllLanes, total, distance);
+    }
+    if (within == 0) s_.quick_laws[row] = {row_max.max, total};
+    const bool is_plain = !row_max.non_finite && fabsf(row_max.max * scale_of(row)) < 0x1p25f;
+    if (__syncthreads_or(is_present && !is_plain)) return false;
+
+    const int count = end_ - begin_;
+    if (thread() < count) s_.verdicts[thread()] = quick_verdict_of(draft);
+    __syncthreads();
+    int last = 0;
+    while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
+    if (thread() < min(last, count)) emit(begin_ + thread(), s_.verdicts[thread()].token);
+    if (last == count) {
+      queue_next_wave();
+      return true;
+    }
+    const Verdict verdict = s_.verdicts[last];
+    if (verdict.outcome == Outcome::kUnsure) return false;
+    if (verdict.outcome == Outcome::kNeedsDraftRow) {
+      queue_alone(JobKind::kDraft, last);
+      return true;
+    }
+    const int64_t token = draw_quickly(last, verdict);
+    if (token < 0) return false;
+    if (thread() == 0) emit(begin_ + last, token);
+    finish(begin_ + last, verdict.status);
+    return true;
+  }
+
+  __device__ __forceinline__ Verdict quick_verdict_of(const Draft& draft) const {
+    const int i = thread();
+    Verdict verdict = {Outcome::kDraws, Final::kTarget, Status::kOk, 0.0f, draft.x, draft.x};
+    if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
+    if (!draft.valid) return verdict;
+    const float p = quick_prob(s_.quick_laws[i], request_.scale, draft.target);
+    const float coin = static_cast<float>(draft.coin);
+    const bool may_accept = params_.rule == Rule::kTokenLevel;
+    const bool is_masked = draft.target == kMasked;
+    if (!is_masked && p < kSmallestQuick) {
+      verdict.outcome = Outcome::kUnsure;
+      return verdict;
+    }
+    if (may_accept && !is_masked && fabsf(coin - p) <= kQuickMargin * p) {
+      verdict.outcome = Outcome::kUnsure;
+      return verdict;
+    }
+    if (may_accept && coin < p) {
+      verdict.outcome = Outcome::kAccepted;
+      return verdict;
+    }
+    verdict.final = Final::kTargetWithoutDraft;
+    if (!request_.has_law) return verdict;
+    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
+      verdict.outcome = Outcome::kNeedsDraftRow;
+      return verdict;
+    }
+    const float q = quick_draft_prob(i, draft.draft);
+    if (!(q > kSmallestQuick && q < 2.0f) ||
+        (may_accept && !is_masked && fabsf(coin * q - p) <= kQuickMargin * p)) {
+      verdict.outcome = Outcome::kUnsure;
+      return verdict;
+    }
+    verdict.final = Final::kDenseResidual;
+    if (may_accept && coin * q < p) verdict.outcome = Outcome::kAccepted;
+    return verdict;
+  }
+
+  /// Like draw; -1 where it takes care, or a residual.
+  __device__ __forceinline__ int64_t draw_quickly(int i, const Verdict& verdict) {
+    const int64_t slot = begin_ + i;
+    const bool thins = verdict.final == Final::kDenseResidual;
+    const bool without_draft = verdict.final == Final::kTargetWithoutDraft;
+    const QuickLaw law = s_.quick_laws[i];
+    // Two neighbouring blocks a lane. In float64: a rounding of the row's mass would be many ids of a small
+    // block.
+    double mass[2], weight[2], touched = 0.0;
+    float block_max[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int block = 2 * lane_index() + j;
+      const BlockStats stats = block < plan_.num_blocks ? s_.stats[i][block] : BlockStats{kMasked, 0.0f};
+      block_max[j] = stats.max;
+      weight[j] = exp2_out_of_line((static_cast<double>(stats.max) - law.max) * request_.scale);
+      mass[j] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * weight[j] : 0.0;
+      if (without_draft && verdict.x / kBlockSize == block) {
+        touched = mass[j];
+        const double x = element(target_row(slot), verdict.x);
+        mass[j] = mass[j] - exp2_out_of_line((x - law.max) * request_.scale);
+      }
+    }
+    double prefix = mass[0] + mass[1];
+#pragma unroll
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      const double before = __shfl_up_sync(kAllLanes, prefix, distance);
+      if (lane_index() >= distance) prefix += before;
+    }
+    const double total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+    double before = __shfl_up_sync(kAllLanes, prefix, 1);
+    if (lane_index() == 0) before = 0.0;
+    // The definition adds up the block of the draft id by id; the sum that it is taken away from here was
+    // rounded.
+    if (without_draft) {
+      touched = __shfl_sync(kAllLanes, touched, static_cast<int>(verdict.x / (2 * kBlockSize)));
+    }
+    const double margin = 2e-6 * touched + 1e-12 * static_cast<double>(law.total);
+    __syncthreads();  // what picks write lies where the blocks' numbers were
+
+    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
+#pragma unroll 1
+    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
+      const int attempt = first + warp_index();
+      Attempt result = {-1, false, false};
+      if (thins || attempt == 0) {
+        const double threshold = final_uniform(slot, thins ? 2 * attempt : 0) * total;
+        const int hit = first_lane(prefix > threshold);
+        const bool is_second = before + mass[0] <= threshold;
+        const double own_before = is_second ? before + mass[0] : before,
+                     own_mass = is_second ? mass[1] : mass[0];
+        const double own_weight = is_second ? weight[1] : weight[0];
+        const bool clear = own_before + own_mass > threshold + margin && own_before < threshold - margin;
+        result.unusable = hit < 0 || !__shfl_sync(kAllLanes, clear, max(hit, 0));
+        if (!result.unusable) {
+          const int chosen = 2 * hit + __shfl_sync(kAllLanes, static_cast<int>(is_second), hit);
+          const double rest = __shfl_sync(kAllLanes, (threshold - own_before) / own_weight, hit);
+          const double rest_margin = __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) / own_weight, hit);
+          const float max = __shfl_sync(kAllLanes, is_second ? block_max[1] : block_max[0], hit);
+          const BlockRef block = block_of(params_, target_row(slot), chosen);
+          fetch_block(block, stage_);
+          if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
+          const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
+          PickScratch* scratch = s_.pick + warp_index();
+          int found = quick_pick_in_block(weights, static_cast<float>(rest), static_cast<float>(rest_margin),
+                                          scratch);
+          if (found < 0) {
+            found = pick_step_by_step(weights, rest - rest_margin, scratch);
+            if (found != pick_step_by_step(weights, rest + rest_margin, scratch)) found = -1;
+          }
+          result.unusable = found < 0;
+          result.token = block.begin + found;
+          result.kept = true;
+        }
+        if (thins && !result.unusable) {
+          const float rest_of_u = 1.0f - static_cast<float>(final_uniform(slot, 2 * attempt + 1));
+          const float p = quick_prob(law, request_.scale, element(target_row(slot), result.token));
+          const float entry = element(draft_row(slot), result.token);
+          const float q = entry == kMasked ? 0.0f : quick_draft_prob(i, entry);
+          const float difference = rest_of_u * p - q;
+          result.kept = difference > 0.0f;
+          result.unusable = !(fabsf(difference) > kQuickMargin * (p + q)) || p < kSmallestQuick;
+        }
+      }
+      if (lane_index() == 0) s_.attempts[attempt] = result;
+      __syncthreads();
+#pragma unroll 1
+      for (int a = first; a < first + kWarpsPerCta; ++a) {
+        if (s_.attempts[a].unusable) return -1;
+        if (s_.attempts[a].kept) return s_.attempts[a].token;
+      }
+    }
+    if (thins) thinned_ = i;
+    return -1;
+  }
+
+  /// Masks one id of a block that the warp has fetched.
+  __device__ __forceinline__ void mask_staged(const BlockRef& block, int64_t id) const {
+    const int i = static_cast<int>(id);
+    if (lane_index() == 0) {
+      if (block.row.dtype == DType::kFloat32) {
+        const int octet = i / kOctet,
+                  word = octet / kWarpSize * 2 * kWarpSize + i % kOctet / 4 * kWarpSize + octet % kWarpSize;
+        reinterpret_cast<float*>(stage_ + word)[i % 4] = kMasked;
+      } else {
+        reinterpret_cast<uint16_t*>(stage_)[i] = block.row.dtype == DType::kBFloat16 ? 0xFF80 : 0xFC00;
+      }
+    }
+    __syncwarp();
+  }
+
+  /// The lowest ids with the largest logit that is not NaN, a warp to a slot, where they are emitted.
+  __device__ __forceinline__ void find_argmaxes() {
+    bool any = request_.greedy;
+    for (int i = 0; i < end_ - begin_; ++i) any |= row_status(i) != Status::kOk;
+    if (!any) return;
+#pragma unroll 1
+    for (int i = warp_index(); i < end_ - begin_; i += kWarpsPerCta) {
+      const int64_t id = argmax_of(begin_ + i, s_.row_max[i].max);
+      if (lane_index() == 0) s_.argmax[i] = id;
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ int64_t argmax_of(int64_t slot, float max) const {
+    const BlockStats* stats = target_stats(slot);
+#pragma unroll 1
+    for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
+      const int block = first + lane_index();
+      const bool holds = block < plan_.num_blocks && load_stats(stats + block).max == max;
+#pragma unroll 1
+      for (unsigned rest = __ballot_sync(kAllLanes, holds); rest != 0; rest &= rest - 1) {
+        const int candidate = first + __ffs(static_cast<int>(rest)) - 1;
+        const BlockRef ref = block_of(params_, target_row(slot), candidate);
+        const int found = find_equal(ref, stage_, max);
+        if (found >= 0) return ref.begin + found;
+      }
+    }
+    return 0;
+  }
+
+  // ---- Verdicts ----
+
+  /// What a thread makes of slot begin_ + its index.
+  __device__ __forceinline__ Verdict verdict_of(const Draft& draft) const {
+    const int i = thread();
+    Verdict verdict = {Outcome::kEnds, Final::kTarget, row_status(i), __builtin_nanf(""), -1, -1};
+    if (verdict.status != Status::kOk) {
+      verdict.token = s_.argmax[i];
+      return verdict;
+    }
+    verdict.x = verdict.token = draft.x;
+    if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
+    if (request_.greedy) {
+      verdict.token = s_.argmax[i];
+      const bool equal = verdict.token == draft.x;
+      if (draft.valid) verdict.accept_prob = equal ? 1.0f : 0.0f;
+      if (draft.valid && equal && params_.rule == Rule::kTokenLevel) verdict.outcome = Outcome::kAccepted;
+      return verdict;
+    }
+    verdict.outcome = Outcome::kDraws;
+    if (draft.valid) judge_draft(draft, &verdict);
+    return verdict;
+  }
+
+  /// Whether the valid draft of a sampled request is accepted; otherwise what to draw from.
+  __device__ __forceinline__ void judge_draft(const Draft& draft, Verdict* verdict) const {
+    const int i = thread();
+    const double p = exp2_out_of_line(s_.laws[i].log2_prob(draft.target));
+    const bool may_accept = params_.rule == Rule::kTokenLevel;
+    // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
+    const bool accepted = may_accept && draft.coin < p;
+    if (accepted) verdict->outcome = Outcome::kAccepted;
+    if (!request_.has_law) {
+      verdict->final = Final::kTargetWithoutDraft;
+      verdict->accept_prob = static_cast<float>(p);
+      return;
+    }
+    if (accepted && params_.accept_probs == nullptr) return;
+    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
+      verdict->outcome = Outcome::kNeedsDraftRow;
+      return;
+    }
+    const double q = draft_prob(draft);
+    if (q != q) {
+      // The one-hot law is exact for every drafter.
+      verdict->final = Final::kTargetWithoutDraft;
+      if (!accepted) verdict->status = Status::kUnusableDraftLaw;
+      return;
+    }
+    verdict->final =
+        params_.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
+    verdict->accept_prob = static_cast<float>(p < q ? p / q : 1.0);
+    if (may_accept && draft.coin * q < p) verdict->outcome = Outcome::kAccepted;
+  }
+
+  /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
+  __device__ __forceinline__ double draft_prob(const Draft& draft) const {
+    double q = 0.0;
+    if (params_.draft_law == DraftLawKind::kSupport) {
+      const int64_t row = request_.first_draft + begin_ + thread();
+#pragma unroll 1
+      for (int64_t j = 0; j < params_.draft_support_size; ++j) {
+        const int64_t id = at(params_.draft_support_ids, row, j);
+        if (id < 0 || id >= params_.vocab_size) continue;
+        const double prob = exp2_out_of_line(at(params_.draft_support_logprobs, row, j) * kLog2E);
+        if (!is_finite(prob)) return __builtin_nan("");
+        if (id == draft.x) q = q + prob;
+      }
+    } else {
+      if (params_.draft_law == DraftLawKind::kLogits && !s_.laws[kLargestWave + thread()].usable())
+        return __builtin_nan("");
+      q = dense_prob(thread(), draft.draft);
+    }
+    return q > 0.0 && is_finite(q) ? q : __builtin_nan("");
+  }
+
+  /// The probability of an id with this entry in the draft row, not finite where the row is not usable.
+  __device__ __forceinline__ double dense_prob(int i, float entry) const {
+    if (params_.draft_law == DraftLawKind::kLogits) {
+      return exp2_out_of_line(s_.laws[kLargestWave + i].log2_prob(entry));
+    }
+    return is_finite(static_cast<double>(entry)) && entry < 0.0f ? 0.0 : static_cast<double>(entry);
+  }
+
+  // ---- Drawing ----
+
+  /// The given uniform, or number `draw` of those at the position of the slot.
+  __device__ __forceinline__ double final_uniform(int64_t slot, int64_t draw) const {
+    if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
+    const int64_t seed = at(params_.seeds, request_.index), position = at(params_.positions, request_.index);
+    const bool is_draft = params_.final_stream == Stream::kDraft;
+    return random_number(seed, is_draft ? Stream::kDraft : Stream::kTarget,
+                         is_draft ? params_.final_slot : draw, is_draft ? position : position + slot);
+  }
+
+  /// The recovered, bonus or sampled token; -1 where the residual must be made first.
+  ///
+  /// With a dense draft law and seeds a token of p is kept with probability max(p - q, 0) / p, which gives
+  /// the law of the residual without a pass over the rows. The attempts are independent: each warp makes one.
+  __device__ __forceinline__ int64_t draw(int i, const Verdict& verdict, bool has_residual, Status* status) {
+    const int64_t slot = begin_ + i;
+    Final final = verdict.final;
+    const bool thins = final == Final::kDenseResidual && !has_residual;
+    if (thins && params_.final_uniforms) return -1;
+    if (thins) final = Final::kTarget;
+#pragma unroll 1
+    for (;;) {
+      find_masses(i, final, verdict.x);
+      if (thins || s_.total > 0.0) break;
+      // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
+      if (s_.total != s_.total) *status = Status::kUnusableDraftLaw;
+      final = Final::kTarget;
+      __syncthreads();
+    }
+    const int64_t draw_number = has_residual && !params_.final_uniforms ? 2 * kThinningAttempts : 0;
+    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
+#pragma unroll 1
+    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
+      const int attempt = first + warp_index();
+      int64_t y = -1;
+      bool kept = false, unusable = false;
+      if (thins || attempt == 0) {
+        y = pick(i, final, verdict.x, final_uniform(slot, thins ? 2 * attempt : draw_number) * s_.total);
+        kept = true;
+      }
+      if (thins) {
+        const double u = final_uniform(slot, 2 * attempt + 1);
+        const double p = exp2_out_of_line(s_.laws[i].log2_prob(element(target_row(slot), y)));
+        const double q = dense_prob(i, element(draft_row(slot), y));
+        unusable = !is_finite(q);
+        kept = unusable || u * p < p - q;
+      }
+      if (lane_index() == 0) s_.attempts[attempt] = {y, kept, unusable};
+      __syncthreads();
+#pragma unroll 1
+      for (int a = first; a < first + kWarpsPerCta; ++a) {
+        if (!s_.attempts[a].kept) continue;
+        if (s_.attempts[a].unusable) *status = Status::kUnusableDraftLaw;
+        return s_.attempts[a].token;
+      }
+    }
+    return -1;
+  }
+
+  /// Masses by block, and their sums in the order of the blocks: before each block, and of all.
+  __device__ __forceinline__ void find_masses(int i, Final final, int64_t x) {
+    const int64_t slot = begin_ + i;
+    const BlockStats* stats = target_stats(slot);
+    const float* residual = plan_.masses + request_.index * plan_.num_blocks;
+#pragma unroll 1
+    for (int block = thread(); block < plan_.num_blocks; block += kCtaSize) {
+      double mass = 0.0;
+      if (final == Final::kDenseResidual) {
+        mass = static_cast<double>(__ldcg(residual + block));
+      } else if (const BlockStats of_block = load_stats(stats + block); of_block.sum > 0.0f) {
+        mass = static_cast<double>(of_block.sum) * exp2_out_of_line(s_.laws[i].log2_prob(of_block.max));
+      }
+      masses_[block] = mass;
+    }
+    __syncthreads();
+    if (final == Final::kTargetWithoutDraft || final == Final::kSupportResidual) {
+#pragma unroll 1
+      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
+        if (!touches(final, slot, x, block)) continue;
+        const double mass = chunk_sums(sparse_residual(i, final, x, block), s_.pick + warp_index());
+        if (lane_index() == 0) masses_[block] = mass;
+      }
+      __syncthreads();
+    }
+    if (thread() == 0) {
+      double total = 0.0;
+      constexpr int kInStep = 8;
+#pragma unroll 1
+      for (int first = 0; first < plan_.num_blocks; first += kInStep) {
+        double masses[kInStep];
+#pragma unroll
+        for (int j = 0; j < kInStep; ++j) masses[j] = first + j < plan_.num_blocks ? masses_[first + j] : 0.0;
+#pragma unroll
+        for (int j = 0; j < kInStep; ++j) {
+          if (first + j < plan_.num_blocks) prefixes_[first + j] = total;
+          total = total + masses[j];
+        }
+      }
+      s_.total = total;
+    }
+    __syncthreads();
+  }
+
+  /// The token at `threshold` of the masses by block, found by one warp.
+  __device__ __forceinline__ int64_t pick(int i, Final final, int64_t x, double threshold) {
+    int chosen = -1, last = 0;
+#pragma unroll 1
+    for (int first = 0; first < plan_.num_blocks && chosen < 0; first += kWarpSize) {
+      const int block = first + lane_index();
+      const double mass = block < plan_.num_blocks ? masses_[block] : 0.0;
+      const int hit = first_lane(mass > 0.0 && prefixes_[block] + mass > threshold);
+      if (hit >= 0) chosen = first + hit;
+      const int weighty = last_lane(mass > 0.0);
+      if (weighty >= 0) last = first + weighty;
+    }
+    // If rounding leaves no block, the last one with mass is chosen.
+    double rest = chosen >= 0 ? threshold - prefixes_[chosen] : __builtin_inf();
+    if (chosen < 0) chosen = last;
+
+    const int64_t slot = begin_ + i;
+    const BlockRef block = block_of(params_, target_row(slot), chosen);
+    const float max = load_stats(target_stats(slot) + chosen).max;
+    PickScratch* scratch = s_.pick + warp_index();
+    int found;
+    if (final == Final::kDenseResidual) {
+      fetch_block(block, stage_);
+      const WeightsOfLogits target = probs_of_block(block, stage_, s_.laws[i], max);
+      const BlockRef draft_block = block_of(params_, draft_row(slot), chosen);
+      // The next warp has nothing to do: only thinning takes several.
+      uint4* draft_stage = stage_ + plan_.stage_words;
+      if (params_.draft_law == DraftLawKind::kProbs) {
+        found = pick_in_block(Residual<GivenProbs>{target, {draft_block}}, rest, scratch);
+      } else {
+        const float draft_max =
+            plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max : block_max(draft_block);
+        fetch_block(draft_block, draft_stage);
+        const WeightsOfLogits draft =
+            probs_of_block(draft_block, draft_stage, s_.laws[kLargestWave + i], draft_max);
+        found = pick_in_block(Residual<WeightsOfLogits>{target, draft}, rest, scratch);
+      }
+    } else if (touches(final, slot, x, chosen)) {
+      found = pick_in_block(sparse_residual(i, final, x, chosen), rest, scratch);
+    } else {
+      // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
+      fetch_block(block, stage_);
+      rest = rest / exp2_out_of_line(s_.laws[i].log2_prob(max));
+      found = pick_in_block(WeightsOfLogits(block, stage_, max, request_.scale, 1.0f), rest, scratch);
+    }
+    return block.begin + found;
+  }
+
+  __device__ __forceinline__ SparseResidual sparse_residual(int i, Final final, int64_t x, int block) const {
+    const int64_t slot = begin_ + i;
+    const BlockRef ref = block_of(params_, target_row(slot), block);
+    fetch_block(ref, stage_);
+    const float max = load_stats(target_stats(slot) + block).max;
+    return {probs_of_block(ref, stage_, s_.laws[i], max),
+            params_.draft_support_ids,
+            params_.draft_support_logprobs,
+            params_.draft_support_size,
+            params_.vocab_size,
+            final == Final::kTargetWithoutDraft,
+            request_.first_draft + slot,
+            x};
+  }
+
+  /// Whether a block holds an id that a one-hot or sparse draft law takes something away from.
+  __device__ __forceinline__ bool touches(Final final, int64_t slot, int64_t x, int block) const {
+    if (final == Final::kTargetWithoutDraft) return x / kBlockSize == block;
+    if (final != Final::kSupportResidual) return false;
+    bool touched = false;
+    for (int64_t j = lane_index(); j < params_.draft_support_size; j += kWarpSize) {
+      const int64_t id = at(params_.draft_support_ids, request_.first_draft + slot, j);
+      touched |= id >= 0 && id < params_.vocab_size && id / kBlockSize == block;
+    }
+    return __any_sync(kAllLanes, touched);
+  }
+
+  // ---- Results ----
+
+  __device__ __forceinline__ void emit(int64_t slot, int64_t token) const {
+    const int64_t i = request_.index * params_.width + slot;
+    if (params_.token_ids_are_int64) {
+      static_cast<int64_t*>(params_.token_ids)[i] = token;
+    } else {
+      static_cast<int32_t*>(params_.token_ids)[i] = static_cast<int32_t>(token);
+    }
+  }
+
+  __device__ __forceinline__ void emit_logprob(int64_t slot, double logprob) const {
+    if (params_.logprobs != nullptr) {
+      params_.logprobs[request_.index * params_.width + slot] = static_cast<float>(logprob);
+    }
+  }
+
+  __device__ __forceinline__ void emit_with_logprob(int i, int64_t token) const {
+    emit(begin_ + i, token);
+    if (params_.logprobs == nullptr) return;
+    const bool has_prob = row_status(i) == Status::kOk;
+    emit_logprob(begin_ + i, has_prob ? s_.laws[i].log2_prob(element(target_row(begin_ + i), token)) * kLn2
+                                      : __builtin_nan(""));
+  }
+
+  /// What slot begin_ + i leaves behind, where `last` is the first that was not accepted.
+  __device__ __forceinline__ void write_slot(int i, int last) const {
+    if (i > last) return;
+    const int64_t slot = begin_ + i;
+    const Verdict& verdict = s_.verdicts[i];
+    if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = s_.laws[i].logsumexp;
+    if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
+      params_.accept_probs[request_.first_draft + slot] = verdict.accept_prob;
+    }
+    if (verdict.outcome == Outcome::kAccepted || verdict.outcome == Outcome::kEnds) {
+      emit_with_logprob(i, verdict.token);
+    }
+  }
+
+  __device__ __forceinline__ void finish(int64_t num_accepted, Status status) const {
+    for (int64_t slot = num_accepted + 1 + thread(); slot < params_.width; slot += kCtaSize) {
+      emit(slot, -1);
+      emit_logprob(slot, __builtin_nan(""));
+    }
+    const int64_t num_slots = request_.num_slots(params_);
+    for (int64_t slot = num_accepted + 1 + thread(); slot < num_slots; slot += kCtaSize) {
+      if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = __builtin_nan("");
+      if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
+        params_.accept_probs[request_.first_draft + slot] = __builtin_nanf("");
+      }
+    }
+    if (thread() == 0) {
+      if (params_.num_accepted != nullptr) {
+        params_.num_accepted[request_.index] = static_cast<int32_t>(num_accepted);
+      }
+      params_.status[request_.index] = static_cast<int32_t>(status);
+      atomicAdd(&plan_.counters->num_finished, 1ULL);
+    }
+  }
+
+  // ---- What is read next ----
+
+  __device__ __forceinline__ void publish(RequestState next, int num_jobs) const {
+    next.expected = static_cast<uint32_t>(num_jobs) * static_cast<uint32_t>(plan_.units_per_row);
+    plan_.states[request_.index] = next;
+  }
+
+  __device__ __forceinline__ void queue_alone(JobKind kind, int i) const {
+    if (thread() != 0) return;
+    const int32_t slot = begin_ + i;
+    const bool residual = kind == JobKind::kResidual;
+    publish({0, 0, slot, end_, (residual ? draft_ready_ : slot) + 1, residual}, 1);
+    if (residual) {
+      plan_.laws[2 * request_.index] = s_.laws[i];
+      plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
+    }
+    const auto place = atomicAdd(&plan_.counters->num_queued, 1ULL);
+    store_release(plan_.queue + place, packed(kind, request_.index, slot));
+  }
+
+  __device__ __forceinline__ void queue_next_wave() const {
+    if (thread() != 0) return;
+    const int64_t end = min(request_.num_slots(params_), int64_t{end_} + plan_.slots_per_wave);
+    const int num_targets = static_cast<int>(end - end_);
+    const int num_drafts = plan_.eager_drafts ? static_cast<int>(min(end, request_.num_drafts) - end_) : 0;
+    publish({0, 0, end_, static_cast<int32_t>(end), 0, 0}, num_targets + num_drafts);
+    auto place =
+        atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
+#pragma unroll 1
+    for (int i = 0; i < num_targets; ++i) {
+      store_release(plan_.queue + place++, packed(JobKind::kTarget, request_.index, end_ + i));
+      if (i < num_drafts)
+        store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, end_ + i));
+    }
+  }
+
+  const Plan& plan_;
+  const ChainParams& params_;
+  const Request& request_;
+  /// The warp's own.
+  uint4* stage_;
+  Scratch& s_;
+  double* masses_;
+  double* prefixes_;
+  /// The slots that are judged, and the one whose draft row was read on its own, or -1.
+  int begin_ = 0, end_ = 0, draft_ready_ = -1;
+  /// Where every attempt at a recovered token has failed, and none was too near to call; or -1.
+  int thinned_ = -1;
+};
+
+}  // namespace specdec_ops::cuda

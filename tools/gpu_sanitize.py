@@ -1,0 +1,38 @@
+"""A few calls of every op on the GPU, small enough for compute-sanitizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import inputs
+import specdec_ops
+import torch
+
+
+def main() -> None:
+    for seed, law in enumerate(inputs.DRAFT_LAWS):
+        for dtype in (torch.bfloat16, torch.float32):
+            for uniforms in (False, True):
+                arguments = inputs.chain(
+                    [2, 0, 4, 1], 9001, law, seed=seed, dtype=dtype, noise=0.1, uniforms=uniforms
+                )
+                moved = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+                for extras in (False, True):
+                    out = specdec_ops.verify_chain(
+                        **moved, return_logsumexp=extras, return_logprobs=extras, return_accept_probs=extras
+                    )
+                specdec_ops.count_accepted(out.token_ids)
+    logits = torch.randn(5, 9001, device="cuda")
+    positions = torch.arange(5, device="cuda")
+    sampled = specdec_ops.sample(logits, seeds=1, positions=positions)
+    specdec_ops.sample_recovered(
+        logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions
+    )
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
