@@ -4,7 +4,8 @@
 // once earlier ones were judged, so units come from a queue. It starts with the first wave of every request:
 // its first slots, as many as `slots_per_wave`. The CTA that finishes the last unit a request waits for
 // judges its slots and, unless the request ends there, queues the rows that it needs next. So rows behind a
-// rejected draft are not read, and while some requests are judged the others are being read.
+// rejected draft are not read, and while some requests are judged the others are being read. With FLy, where
+// a verdict depends on those of later drafts, a request is judged once all its rows are read.
 //
 // A CTA owns a unit only once it runs, so the kernel gets through with any number of resident CTAs.
 
@@ -27,23 +28,28 @@ __device__ __forceinline__ void describe_row(const Plan& plan, Job* job) {
   job->scale = is_draft ? request.draft_scale : request.scale;
   job->row = row_of(is_draft ? plan.params.draft : plan.params.target, row);
   job->stats = (is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks;
-  // A law that is not asked for: the unit only arrives.
-  if (is_draft && (!request.has_law || request.greedy)) job->stats = nullptr;
+  // A law that is not asked for, or a request without rows: the unit only arrives.
+  if (is_draft ? !request.has_law || request.greedy : request.num_slots(plan.params) == 0) {
+    job->stats = nullptr;
+  }
 }
 
-/// A unit of the first wave of every request; kNone where the request has no such row.
+/// A unit of the first wave of every request; kNone where the request has no such row. One without any row
+/// (no drafts, and its bonus token is given) has one job all the same: somebody must judge it.
 __device__ __forceinline__ void take_initial_job(const Plan& plan, uint32_t number, Job* job) {
   const uint32_t r = number / static_cast<uint32_t>(plan.jobs_per_request);
   const int j = static_cast<int>(number - r * static_cast<uint32_t>(plan.jobs_per_request));
-  const bool is_draft = plan.eager_drafts && j % 2 == 1;
+  const bool is_draft = plan.reads_draft_rows && j % 2 == 1;
   job->kind = is_draft ? JobKind::kDraft : JobKind::kTarget;
-  job->slot = plan.eager_drafts ? j / 2 : j;
+  job->slot = plan.reads_draft_rows ? j / 2 : j;
   const Request request = Request::load(plan.params, r);
   const int64_t num_slots = request.num_slots(plan.params);
-  if (job->slot >= (is_draft ? request.num_drafts : num_slots)) job->kind = JobKind::kNone;
+  const int64_t num_targets = max(num_slots, int64_t{1});
+  if (job->slot >= (is_draft ? request.num_drafts : num_targets)) job->kind = JobKind::kNone;
   const int64_t wave = plan.slots_per_wave;
-  const int64_t num_rows = min(wave, num_slots) + (plan.eager_drafts ? min(wave, request.num_drafts) : 0);
-  job->expected = static_cast<uint32_t>(num_rows) * static_cast<uint32_t>(plan.units_per_row);
+  const int64_t num_jobs =
+      min(wave, num_targets) + (plan.reads_draft_rows ? min(wave, request.num_drafts) : 0);
+  job->expected = static_cast<uint32_t>(num_jobs) * static_cast<uint32_t>(plan.units_per_row);
   job->request = request;
 }
 
@@ -141,6 +147,7 @@ __global__ void __launch_bounds__(kCtaSize) clear_workspace(uint4* words, int64_
   }
 }
 
+template <bool kLooksAhead>
 __global__ void __launch_bounds__(kCtaSize, 4) run_chain(const __grid_constant__ Plan plan) {
   extern __shared__ uint4 shared[];
   __shared__ Job job;
@@ -167,7 +174,7 @@ __global__ void __launch_bounds__(kCtaSize, 4) run_chain(const __grid_constant__
       __syncthreads();
       if (is_last) {
         const Request request = job.request;
-        Judge(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
+        Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
       }
     }
     __syncthreads();
@@ -211,11 +218,14 @@ Layout lay_out(Plan& plan, void* workspace) {
   const int64_t rows = num_target_rows(params);
   const int64_t draft_rows = plan.reads_draft_rows ? params.num_drafts : 0;
   const int64_t residuals = has_dense_law ? params.batch : 0;
-  plan.queue_size = static_cast<uint64_t>(rows + draft_rows + residuals);
+  // Counts that nobody has checked may make requests share rows.
+  const int64_t most_slots = std::min(params.width, params.num_drafts + 1);
+  const int64_t queue_size = params.batch * most_slots * (plan.reads_draft_rows ? 2 : 1) + residuals;
+  plan.queue_size = static_cast<uint64_t>(queue_size);
   Cutter cutter(workspace);
   plan.counters = cutter.take<Counters>(1);
   plan.states = cutter.take<RequestState>(params.batch);
-  plan.queue = cutter.take<uint64_t>(rows + draft_rows + residuals);
+  plan.queue = cutter.take<uint64_t>(queue_size);
   const size_t cleared = cutter.size();
   plan.target_stats = cutter.take<BlockStats>(rows * plan.num_blocks);
   plan.draft_stats = cutter.take<BlockStats>(draft_rows * plan.num_blocks);
@@ -256,8 +266,11 @@ DeviceFacts ask_device(int device) {
   ask(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
-  facts.error =
-      cudaFuncSetAttribute(run_chain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
+  for (auto* kernel : {run_chain<false>, run_chain<true>}) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
+    if (facts.error == cudaSuccess) facts.error = error;
+  }
   return facts;
 }
 
@@ -272,12 +285,13 @@ const DeviceFacts& facts_of(int device) {
 
 /// How eagerly rows are read: enough of them at once to keep the device busy while requests are judged.
 void choose_wave(Plan& plan, int warps_on_device) {
-  const int64_t most = std::min<int64_t>(
-      kLargestWave, plan.params.has_bonus_rows ? plan.params.width : plan.params.drafts_per_request);
+  const int64_t most_slots = plan.params.width - (plan.params.bonus_token_ids ? 1 : 0);
+  const int64_t most = std::clamp<int64_t>(most_slots, 1, kLargestWave);
   const int64_t blocks = plan.params.batch * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
-  plan.slots_per_wave = static_cast<int>(std::clamp<int64_t>(3 * int64_t{warps_on_device} / blocks, 1, most));
-  plan.eager_drafts = plan.reads_draft_rows;
-  plan.jobs_per_request = plan.slots_per_wave * (plan.eager_drafts ? 2 : 1);
+  const bool needs_all = plan.params.fly_window_size > 0;
+  plan.slots_per_wave = static_cast<int>(
+      needs_all ? most : std::clamp<int64_t>(3 * int64_t{warps_on_device} / blocks, 1, most));
+  plan.jobs_per_request = plan.slots_per_wave * (plan.reads_draft_rows ? 2 : 1);
   plan.initial_units = static_cast<uint64_t>(plan.params.batch) *
                        static_cast<uint64_t>(plan.jobs_per_request) *
                        static_cast<uint64_t>(plan.units_per_row);
@@ -319,7 +333,7 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = facts.has_programmatic_launch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, run_chain, plan);
+  return cudaLaunchKernelEx(&config, params.fly_window_size > 0 ? run_chain<true> : run_chain<false>, plan);
 }
 
 }  // namespace specdec_ops::cuda

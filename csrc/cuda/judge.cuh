@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/largest_logits.cuh"
 #include "cuda/plan.cuh"
 
 /// What becomes of a request once the rows it waited for are read.
@@ -8,7 +9,7 @@ namespace specdec_ops::cuda {
 /// What to draw from where no further draft is accepted.
 enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
-enum class Outcome : int32_t { kAccepted, kNeedsDraftRow, kEnds, kDraws, kUnsure };
+enum class Outcome : int32_t { kAccepted, kEnds, kDraws, kUnsure };
 
 /// What became of one slot.
 struct Verdict {
@@ -37,6 +38,8 @@ struct Scratch {
     BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
     /// While a token is drawn.
     PickScratch pick[kWarpsPerCta];
+    /// While an entropy is found.
+    float largest[kWarpsPerCta][kMaxEntropyTopK];
   };
   RowMax row_max[kRowsAtOnce];
   /// Of the target's rows, then of the drafts'.
@@ -44,7 +47,7 @@ struct Scratch {
   QuickLaw quick_laws[kRowsAtOnce];
   Verdict verdicts[kLargestWave];
   int64_t argmax[kLargestWave];
-  double total;
+  double total, entropy;
   Attempt attempts[kThinningAttempts];
 };
 
@@ -87,8 +90,45 @@ static __device__ __noinline__ double random_number(int64_t seed, Stream stream,
   return uniform(seed, stream, slot, position);
 }
 
+/// Entropy of a row over its most probable ids (entropy_of_largest), by the whole CTA: each warp finds the
+/// largest logits of a part of the blocks. Out of line, for few calls come this way.
+static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, const BlockStats* stats,
+                                                 const RowLaw& law, uint4* stage, Scratch& scratch) {
+  const int top_k = plan.params.fly_entropy_top_k;
+  LargestLogitsOfWarp maxima(top_k), largest(top_k);
+#pragma unroll 1
+  for (int first = 0; first < plan.num_blocks; first += kWarpSize) {
+    const int block = first + lane_index();
+    maxima.offer(block < plan.num_blocks ? load_stats(stats + block).max : kMasked);
+  }
+  // As many ids as are wanted have logits that are no smaller.
+  const float least = maxima.floor();
+#pragma unroll 1
+  for (int block = warp_index(); block < plan.num_blocks; block += kWarpsPerCta) {
+    const float max = load_stats(stats + block).max;
+    if (max < least || !(max > largest.floor())) continue;
+    const BlockRef ref = block_of(plan.params, row, block);
+    fetch_block(ref, stage);
+    largest.offer_block(stage, ref, least);
+  }
+  largest.store(scratch.largest[warp_index()]);
+  __syncthreads();
+  if (warp_index() == 0) {
+    for (int warp = 1; warp < kWarpsPerCta; ++warp) {
+      for (int first = 0; first < kMaxEntropyTopK; first += kWarpSize) {
+        largest.offer(scratch.largest[warp][first + lane_index()]);
+      }
+    }
+    const double entropy = largest.entropy(law);
+    if (lane_index() == 0) scratch.entropy = entropy;
+  }
+  __syncthreads();
+}
+
 /// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a
-/// parameter is an operand of an instruction and not a load through two pointers.
+/// parameter is an operand of an instruction and not a load through two pointers. `kLooksAhead`: with FLy,
+/// which is a kernel of its own so that the others' registers are not its.
+template <bool kLooksAhead>
 class Judge {
  public:
   __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
@@ -103,49 +143,29 @@ class Judge {
 
   __device__ __forceinline__ void run() {
     const RequestState state = load_state(plan_.states + request_.index);
+    const bool has_residual = state.end == RequestState::kInResidual;
     begin_ = state.begin;
-    end_ = state.end > 0 ? state.end
-                         : static_cast<int>(min(request_.num_slots(params_), int64_t{plan_.slots_per_wave}));
-    if (state.in_residual) end_ = begin_ + 1;
-    draft_ready_ = state.draft_ready - 1;
-    const Draft draft = load_draft();
-    if (state.in_residual) {
-      take_laws_of_residual();
-    } else {
-      find_maxima();
-      const bool is_quick = may_be_quick();
-      if (is_quick && run_quickly(draft)) return;
-      make_laws(/*reload=*/is_quick);
-      if (thinned_ >= 0) return queue_alone(JobKind::kResidual, thinned_);
-    }
-
+    end_ = state.end > 0 ? state.end : min(num_slots(), plan_.slots_per_wave);
     int last = 0;
-    if (state.in_residual) {
+    if (has_residual) {
+      end_ = begin_ + 1;
+      take_laws_of_residual();
       if (thread() == 0) {
         s_.verdicts[0] = {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1};
       }
       __syncthreads();
     } else {
-      find_argmaxes();
-      const int count = end_ - begin_;
-      if (thread() < count) s_.verdicts[thread()] = verdict_of(draft);
-      __syncthreads();
-      while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
-      if (thread() < count) write_slot(thread(), last);
-      if (last == count) return queue_next_wave();
+      last = judge();
+      if (last < 0) return;
     }
 
     const Verdict verdict = s_.verdicts[last];
     Status status = verdict.status;
-    JobKind next = JobKind::kNone;
-    if (verdict.outcome == Outcome::kNeedsDraftRow) {
-      next = JobKind::kDraft;
-    } else if (verdict.outcome == Outcome::kDraws) {
-      const int64_t token = draw(last, verdict, state.in_residual, &status);
-      if (token < 0) next = JobKind::kResidual;
-      if (token >= 0 && thread() == 0) emit_with_logprob(last, token);
+    if (verdict.outcome == Outcome::kDraws) {
+      const int64_t token = draw(last, verdict, has_residual, &status);
+      if (token < 0) return queue_residual(last);
+      if (thread() == 0) emit_with_logprob(last, token);
     }
-    if (next != JobKind::kNone) return queue_alone(next, last);
     finish(begin_ + last, status);
   }
 
@@ -154,11 +174,15 @@ class Judge {
   struct Draft {
     int64_t x = -1;
     bool is_draft = false, valid = false;
+    /// Of Rule::kSynthetic: whether its coin is below the rate of the slot.
+    bool wins = false;
     float target = 0.0f, draft = 0.0f;
     double coin = 1.0;
   };
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ int num_slots() const { return static_cast<int>(request_.num_slots(params_)); }
 
   __device__ __forceinline__ RowRef target_row(int64_t slot) const {
     return row_of(params_.target, request_.first_row + slot);
@@ -177,11 +201,6 @@ class Judge {
     return params_.draft_law == DraftLawKind::kLogits || params_.draft_law == DraftLawKind::kProbs;
   }
 
-  /// Whether the draft row of a slot was read, where rows are what laws are made from.
-  __device__ __forceinline__ bool draft_row_is_read(int64_t slot) const {
-    return plan_.eager_drafts || slot == draft_ready_;
-  }
-
   __device__ __forceinline__ Draft load_draft() const {
     Draft draft;
     const int64_t slot = begin_ + thread();
@@ -189,16 +208,20 @@ class Judge {
     if (!draft.is_draft) return draft;
     draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
     draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
-    if (request_.greedy || !draft.valid) return draft;
-    draft.target = element(target_row(slot), draft.x);
-    if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
-    if (params_.rule != Rule::kTokenLevel) return draft;
+    if (!draft.valid) return draft;
+    const bool is_synthetic = params_.rule == Rule::kSynthetic;
+    if (!request_.greedy) {
+      draft.target = element(target_row(slot), draft.x);
+      if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
+    }
+    if (!is_synthetic && (request_.greedy || params_.rule != Rule::kTokenLevel)) return draft;
     if (params_.accept_uniforms) {
       draft.coin = at(params_.accept_uniforms, request_.first_draft + slot);
     } else {
       draft.coin = random_number(at(params_.seeds, request_.index), Stream::kAccept, slot,
                                  at(params_.positions, request_.index));
     }
+    if (is_synthetic) draft.wins = draft.coin < at(params_.accept_rates, slot);
     return draft;
   }
 
@@ -210,11 +233,7 @@ class Judge {
     if (!plan_.reads_draft_rows || !request_.has_law || request_.greedy) return targets;
     const int64_t end = min(int64_t{end_}, request_.num_drafts);
     const int num_drafts = static_cast<int>(max(end - begin_, int64_t{0}));
-    uint32_t drafts = (1u << num_drafts) - 1;
-    if (!plan_.eager_drafts) {
-      drafts &= draft_ready_ >= begin_ ? 1u << min(draft_ready_ - begin_, kLargestWave) : 0u;
-    }
-    return targets | drafts << kLargestWave;
+    return targets | ((1u << num_drafts) - 1) << kLargestWave;
   }
 
   __device__ __forceinline__ float scale_of(int row) const {
@@ -349,7 +368,7 @@ class Judge {
   static constexpr float kSmallestQuick = 0x1p-100f;
 
   __device__ __forceinline__ bool may_be_quick() const {
-    return plan_.may_be_quick && !request_.greedy && num_groups() == 1;
+    return !kLooksAhead && plan_.may_be_quick && !request_.greedy && num_groups() == 1;
   }
 
   __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
@@ -391,15 +410,11 @@ class Judge {
     while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
     if (thread() < min(last, count)) emit(begin_ + thread(), s_.verdicts[thread()].token);
     if (last == count) {
-      queue_next_wave();
+      go_on();
       return true;
     }
     const Verdict verdict = s_.verdicts[last];
     if (verdict.outcome == Outcome::kUnsure) return false;
-    if (verdict.outcome == Outcome::kNeedsDraftRow) {
-      queue_alone(JobKind::kDraft, last);
-      return true;
-    }
     const int64_t token = draw_quickly(last, verdict);
     if (token < 0) return false;
     if (thread() == 0) emit(begin_ + last, token);
@@ -412,6 +427,10 @@ class Judge {
     Verdict verdict = {Outcome::kDraws, Final::kTarget, Status::kOk, 0.0f, draft.x, draft.x};
     if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
     if (!draft.valid) return verdict;
+    if (draft.wins) {
+      verdict.outcome = Outcome::kAccepted;
+      return verdict;
+    }
     const float p = quick_prob(s_.quick_laws[i], request_.scale, draft.target);
     const float coin = static_cast<float>(draft.coin);
     const bool may_accept = params_.rule == Rule::kTokenLevel;
@@ -430,10 +449,6 @@ class Judge {
     }
     verdict.final = Final::kTargetWithoutDraft;
     if (!request_.has_law) return verdict;
-    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
-      verdict.outcome = Outcome::kNeedsDraftRow;
-      return verdict;
-    }
     const float q = quick_draft_prob(i, draft.draft);
     if (!(q > kSmallestQuick && q < 2.0f) ||
         (may_accept && !is_masked && fabsf(coin * q - p) <= kQuickMargin * p)) {
@@ -599,10 +614,13 @@ class Judge {
     verdict.x = verdict.token = draft.x;
     if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
     if (request_.greedy) {
-      verdict.token = s_.argmax[i];
-      const bool equal = verdict.token == draft.x;
+      const bool equal = s_.argmax[i] == draft.x;
       if (draft.valid) verdict.accept_prob = equal ? 1.0f : 0.0f;
-      if (draft.valid && equal && params_.rule == Rule::kTokenLevel) verdict.outcome = Outcome::kAccepted;
+      if (draft.valid && accepts(draft, equal)) {
+        verdict.outcome = Outcome::kAccepted;
+      } else {
+        verdict.token = s_.argmax[i];
+      }
       return verdict;
     }
     verdict.outcome = Outcome::kDraws;
@@ -610,13 +628,17 @@ class Judge {
     return verdict;
   }
 
+  /// Whether a valid draft is accepted, which `by_law` says where the target's law decides.
+  __device__ __forceinline__ bool accepts(const Draft& draft, bool by_law) const {
+    return draft.wins || (params_.rule == Rule::kTokenLevel && by_law);
+  }
+
   /// Whether the valid draft of a sampled request is accepted; otherwise what to draw from.
   __device__ __forceinline__ void judge_draft(const Draft& draft, Verdict* verdict) const {
     const int i = thread();
     const double p = exp2_out_of_line(s_.laws[i].log2_prob(draft.target));
-    const bool may_accept = params_.rule == Rule::kTokenLevel;
-    // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
-    const bool accepted = may_accept && draft.coin < p;
+    // No q is above 1: a coin below p accepts whatever q is.
+    const bool accepted = accepts(draft, draft.coin < p);
     if (accepted) verdict->outcome = Outcome::kAccepted;
     if (!request_.has_law) {
       verdict->final = Final::kTargetWithoutDraft;
@@ -624,10 +646,6 @@ class Judge {
       return;
     }
     if (accepted && params_.accept_probs == nullptr) return;
-    if (plan_.reads_draft_rows && !draft_row_is_read(begin_ + i)) {
-      verdict->outcome = Outcome::kNeedsDraftRow;
-      return;
-    }
     const double q = draft_prob(draft);
     if (q != q) {
       // The one-hot law is exact for every drafter.
@@ -638,7 +656,7 @@ class Judge {
     verdict->final =
         params_.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
     verdict->accept_prob = static_cast<float>(p < q ? p / q : 1.0);
-    if (may_accept && draft.coin * q < p) verdict->outcome = Outcome::kAccepted;
+    if (params_.rule == Rule::kTokenLevel && draft.coin * q < p) verdict->outcome = Outcome::kAccepted;
   }
 
   /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
@@ -668,6 +686,85 @@ class Judge {
       return exp2_out_of_line(s_.laws[kLargestWave + i].log2_prob(entry));
     }
     return is_finite(static_cast<double>(entry)) && entry < 0.0f ? 0.0 : static_cast<double>(entry);
+  }
+
+  // ---- The slots in order ----
+
+  /// Judges the slots that are read. Returns the index, in this wave, of the one where the request ends; -1
+  /// where there is nothing left to do, or other rows are waited for.
+  __device__ __forceinline__ int judge() {
+    const int64_t window = kLooksAhead ? params_.fly_window_size : 0;
+    if constexpr (kLooksAhead) {
+      if (end_ < num_slots()) {
+        queue_next_wave();
+        return -1;
+      }
+      begin_ = 0;
+      end_ = min(num_slots(), kLargestWave);
+    }
+    // FLy: the rejected draft whose window is being looked at, or -1.
+    int deferred = -1;
+    bool may_defer = kLooksAhead;
+#pragma unroll 1
+    for (;;) {
+      const Draft draft = load_draft();
+      find_maxima();
+      const bool is_quick = may_be_quick();
+      if (is_quick && run_quickly(draft)) return -1;
+      make_laws(/*reload=*/is_quick);
+      if (thinned_ >= 0) {
+        queue_residual(thinned_);
+        return -1;
+      }
+      find_argmaxes();
+      const int count = end_ - begin_;
+      if (thread() < count) s_.verdicts[thread()] = verdict_of(draft);
+      __syncthreads();
+
+      int last = 0;
+#pragma unroll 1
+      for (; last < count; ++last) {
+        const bool accepted = s_.verdicts[last].outcome == Outcome::kAccepted;
+        if (accepted && deferred >= 0 && begin_ + last == deferred + window) deferred = -1;
+        if (accepted) continue;
+        if (deferred >= 0 || !may_defer || !is_deferrable(last)) break;
+        deferred = begin_ + last;
+        if (thread() == 0) accept_deferred(&s_.verdicts[last]);
+        __syncthreads();
+      }
+      if (last < count && deferred >= 0) {
+        // Rejected in the window: the request ends at the deferred draft. What was written for later slots,
+        // finish overwrites.
+        begin_ = deferred;
+        end_ = begin_ + 1;
+        deferred = -1;
+        may_defer = false;
+        continue;
+      }
+      if (thread() < count) write_slot(thread(), last);
+      if (last < count) return last;
+      if (!kLooksAhead || end_ == num_slots()) {
+        go_on();
+        return -1;
+      }
+      begin_ = end_;
+      end_ = min(num_slots(), begin_ + kLargestWave);
+    }
+  }
+
+  /// FLy: whether the rejected draft of a slot is accepted if the drafts of the window after it are.
+  __device__ __forceinline__ bool is_deferrable(int i) {
+    const int64_t x = s_.verdicts[i].x;
+    if (row_status(i) != Status::kOk || x < 0 || x >= params_.vocab_size) return false;
+    if (params_.fly_window_size >= request_.num_drafts - (begin_ + i)) return false;
+    if (!(element(target_row(begin_ + i), x) > kMasked)) return false;
+    find_entropy(plan_, target_row(begin_ + i), target_stats(begin_ + i), s_.laws[i], stage_, s_);
+    return s_.entropy >= params_.fly_entropy_threshold;
+  }
+
+  __device__ __forceinline__ static void accept_deferred(Verdict* verdict) {
+    verdict->outcome = Outcome::kAccepted;
+    verdict->token = verdict->x;
   }
 
   // ---- Drawing ----
@@ -909,6 +1006,19 @@ class Judge {
     }
   }
 
+  /// Where every slot that was read is accepted.
+  __device__ __forceinline__ void go_on() const {
+    if (end_ < num_slots()) return queue_next_wave();
+    // Without a row of its own the bonus token is a given one.
+    const int64_t token = at(params_.bonus_token_ids, request_.index);
+    const bool valid = token >= 0 && token < params_.vocab_size;
+    if (thread() == 0) {
+      emit(end_, valid ? token : -1);
+      emit_logprob(end_, __builtin_nan(""));
+    }
+    finish(end_, valid || token == -1 ? Status::kOk : Status::kInvalidDraftId);
+  }
+
   // ---- What is read next ----
 
   __device__ __forceinline__ void publish(RequestState next, int num_jobs) const {
@@ -916,25 +1026,22 @@ class Judge {
     plan_.states[request_.index] = next;
   }
 
-  __device__ __forceinline__ void queue_alone(JobKind kind, int i) const {
+  __device__ __forceinline__ void queue_residual(int i) const {
     if (thread() != 0) return;
-    const int32_t slot = begin_ + i;
-    const bool residual = kind == JobKind::kResidual;
-    publish({0, 0, slot, end_, (residual ? draft_ready_ : slot) + 1, residual}, 1);
-    if (residual) {
-      plan_.laws[2 * request_.index] = s_.laws[i];
-      plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
-    }
+    publish({0, 0, begin_ + i, RequestState::kInResidual}, 1);
+    plan_.laws[2 * request_.index] = s_.laws[i];
+    plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
     const auto place = atomicAdd(&plan_.counters->num_queued, 1ULL);
-    store_release(plan_.queue + place, packed(kind, request_.index, slot));
+    store_release(plan_.queue + place, packed(JobKind::kResidual, request_.index, begin_ + i));
   }
 
   __device__ __forceinline__ void queue_next_wave() const {
     if (thread() != 0) return;
-    const int64_t end = min(request_.num_slots(params_), int64_t{end_} + plan_.slots_per_wave);
-    const int num_targets = static_cast<int>(end - end_);
-    const int num_drafts = plan_.eager_drafts ? static_cast<int>(min(end, request_.num_drafts) - end_) : 0;
-    publish({0, 0, end_, static_cast<int32_t>(end), 0, 0}, num_targets + num_drafts);
+    const int end = min(num_slots(), end_ + plan_.slots_per_wave);
+    const int num_targets = end - end_;
+    const int num_drafts =
+        plan_.reads_draft_rows ? static_cast<int>(min(int64_t{end}, request_.num_drafts)) - end_ : 0;
+    publish({0, 0, end_, end}, num_targets + num_drafts);
     auto place =
         atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
 #pragma unroll 1
@@ -953,8 +1060,8 @@ class Judge {
   Scratch& s_;
   double* masses_;
   double* prefixes_;
-  /// The slots that are judged, and the one whose draft row was read on its own, or -1.
-  int begin_ = 0, end_ = 0, draft_ready_ = -1;
+  /// The slots that are judged.
+  int begin_ = 0, end_ = 0;
   /// Where every attempt at a recovered token has failed, and none was too near to call; or -1.
   int thinned_ = -1;
 };

@@ -20,16 +20,15 @@ constexpr int kStaticShared = 1024;
 enum class JobKind : int32_t { kTarget, kDraft, kResidual, kNone, kAllDone };
 
 /// How far a request has got. Zeroes mean: its first wave is being read.
-struct RequestState {
+struct alignas(16) RequestState {
   uint32_t arrived;
   /// 0 in the first wave.
   uint32_t expected;
   /// The slots that are read but not judged; `end` is 0 in the first wave.
   int32_t begin, end;
-  /// One more than the slot whose draft row was read on its own.
-  int32_t draft_ready;
-  /// Whether the residual of slot `begin` is being made.
-  int32_t in_residual;
+
+  /// In place of `end` while the residual of slot `begin` is being made.
+  static constexpr int32_t kInResidual = -1;
 };
 
 struct Counters {
@@ -46,9 +45,7 @@ struct Plan {
   /// Of shared memory, a warp.
   int stage_words;
   int slots_per_wave;
-  /// Draft rows are read together with the target's, instead of where a coin needs them.
-  bool eager_drafts;
-  /// Draft laws come from a pass over draft rows.
+  /// Draft laws come from a pass over draft rows, which are read together with the target's.
   bool reads_draft_rows;
   /// Nothing is asked for that shows a law to the last bit.
   bool may_be_quick;
@@ -87,14 +84,8 @@ __device__ __forceinline__ BlockStats load_stats(const BlockStats* address) {
   return {value.x, value.y};
 }
 __device__ __forceinline__ RequestState load_state(const RequestState* address) {
-  const uint2* words = reinterpret_cast<const uint2*>(address);
-  const uint2 a = __ldcg(words), b = __ldcg(words + 1), c = __ldcg(words + 2);
-  return {a.x,
-          a.y,
-          static_cast<int32_t>(b.x),
-          static_cast<int32_t>(b.y),
-          static_cast<int32_t>(c.x),
-          static_cast<int32_t>(c.y)};
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(address));
+  return {words.x, words.y, static_cast<int32_t>(words.z), static_cast<int32_t>(words.w)};
 }
 
 __device__ __forceinline__ RowLaw load_law(const RowLaw* address) {
@@ -171,8 +162,10 @@ struct Job {
   BlockStats* stats;
 };
 
+/// FLy asks for the entropy of greedy rows too.
 __device__ __forceinline__ bool needs_law(const ChainParams& params, const Request& request) {
-  return !request.greedy || params.logsumexp != nullptr || params.logprobs != nullptr;
+  return !request.greedy || params.logsumexp != nullptr || params.logprobs != nullptr ||
+         params.fly_window_size > 0;
 }
 
 __device__ __forceinline__ BlockRef block_of(const ChainParams& params, const RowRef& row, int block) {
