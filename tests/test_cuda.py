@@ -74,12 +74,14 @@ def spoil(values: Tensor, choice: random.Random) -> None:
             values[row, where] = (INF, NAN, -INF)[kind - 3]
 
 
-def random_chain(seed: int) -> tuple[inputs.Arguments, dict[str, Any], str]:
+def random_chain(
+    seed: int, lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 9)
+) -> tuple[inputs.Arguments, dict[str, Any], str]:
     """Arguments of verify_chain, flags, and what they are."""
     choice = random.Random(seed)
     vocab_size = choice.choice(VOCAB_SIZES)
     batch = choice.randint(1, 3 if vocab_size > 10_000 else 24)
-    counts = [choice.choice((0, 1, 2, 3, 4, 5, 9)) for _ in range(batch)]
+    counts = [choice.choice(lengths) for _ in range(batch)]
     law = choice.choice(inputs.DRAFT_LAWS)
     dtype = choice.choice(DTYPES)
     uniforms = choice.random() < 0.3
@@ -129,6 +131,65 @@ def test_verify_chain_has_the_bits_of_the_cpu(part: int) -> None:
         arguments, flags, context = random_chain(seed)
         here = specdec_ops.verify_chain(**arguments, **flags)
         gap, offset = random.Random(seed).choice(((0, 0), (0, 0), (8, 8), (3, 1), (2, 2), (4, 0)))
+        there = specdec_ops.verify_chain(**moved(arguments, gap, offset), **flags)
+        assert_same_bits(there, here, context)
+
+
+def add_bonus_token_ids(arguments: inputs.Arguments, choice: random.Random) -> None:
+    vocab_size = arguments["target_logits"].shape[1]
+    batch = arguments["temperature"].shape[0]
+    ids = [choice.choice((-1, -5, vocab_size, *4 * (choice.randrange(vocab_size),))) for _ in range(batch)]
+    dtype = choice.choice((torch.int32, torch.int64))
+    arguments.update(inputs.without_bonus_rows(arguments, torch.tensor(ids, dtype=dtype)))
+
+
+def add_accept_rates(arguments: inputs.Arguments, choice: random.Random) -> None:
+    most = int(arguments["cu_num_draft_tokens"].diff().max())
+    rates = [choice.choice((0.0, 0.3, 0.8, 0.95, 1.0)) for _ in range(most + choice.randrange(3))]
+    arguments["accept_rates"] = torch.tensor(rates, dtype=choice.choice((torch.float32, torch.float64)))
+
+
+def add_fly(arguments: inputs.Arguments, choice: random.Random) -> None:
+    arguments["fly_window_size"] = choice.choice((1, 1, 2, 3, 8, 13))
+    arguments["fly_entropy_threshold"] = choice.choice((0.0, 0.0, 0.1, 0.7))
+    arguments["fly_entropy_top_k"] = choice.choice((1, 2, 5, 31, 32, 33, 64))
+    # Drafts of greedy requests that are seldom wrong.
+    best = arguments["target_logits"].float().nan_to_num(-INF).argmax(-1)
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    for r in (arguments["temperature"] == 0.0).nonzero().flatten().tolist():
+        for draft in range(cu[r], cu[r + 1]):
+            if choice.random() < 0.8:
+                arguments["draft_token_ids"][draft] = best[draft + r]
+
+
+OPTIONS = {
+    "bonus_token_ids": (add_bonus_token_ids,),
+    "accept_rates": (add_accept_rates,),
+    "fly": (add_fly,),
+    "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
+    "bonus_token_ids, fly": (add_fly, add_bonus_token_ids),
+}
+
+
+def random_chain_with(option: str, seed: int) -> tuple[inputs.Arguments, dict[str, Any], str]:
+    """Like random_chain, with an option, and chains longer than what is judged at once."""
+    arguments, flags, context = random_chain(seed, (0, 1, 2, 4, 7, 8, 9, 20))
+    choice = random.Random(seed)
+    if choice.random() < 0.4:
+        batch = arguments["temperature"].shape[0]
+        arguments["temperature"][torch.rand(batch, generator=inputs.generator(seed)) < 0.5] = 0.0
+    for add in OPTIONS[option]:
+        add(arguments, choice)
+    return arguments, flags, f"{option}, {context}"
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, part: int) -> None:
+    for seed in range(part * 100, part * 100 + 100):
+        arguments, flags, context = random_chain_with(option, seed)
+        here = specdec_ops.verify_chain(**arguments, **flags)
+        gap, offset = random.Random(seed).choice(((0, 0), (0, 0), (8, 8), (3, 1)))
         there = specdec_ops.verify_chain(**moved(arguments, gap, offset), **flags)
         assert_same_bits(there, here, context)
 
@@ -331,11 +392,23 @@ def test_rows_beyond_2_to_the_31_elements() -> None:
 
 
 def test_counts_that_nobody_checked_stay_inside_the_tensors() -> None:
-    arguments = large_chain(4, vocab_size=1000)
-    for cu in ([0, 9, 3, 99, 16], [-5, -1, 2, 3, 1 << 40], [7, 7, 7, 7, 7]):
-        arguments["cu_num_draft_tokens"] = torch.tensor(cu, device=DEVICE)
-        specdec_ops.verify_chain(**arguments, **EXTRAS)
-        torch.cuda.synchronize()
+    chain = large_chain(4, vocab_size=1000)
+    given_bonus = {
+        "target_logits": chain["target_logits"][:16],
+        "bonus_token_ids": torch.arange(4, device=DEVICE),
+    }
+    for options in (
+        {},
+        given_bonus,
+        {"accept_rates": torch.ones(40, device=DEVICE)},
+        {"fly_window_size": 1, "fly_entropy_threshold": 0.0},
+    ):
+        for most in (4, 40):
+            for cu in ([0, 9, 3, 99, 16], [-5, -1, 2, 3, 1 << 40], [7, 7, 7, 7, 7], [0, 99, 0, 99, 0]):
+                arguments = {**chain, **options, "max_num_draft_tokens": most}
+                arguments["cu_num_draft_tokens"] = torch.tensor(cu, device=DEVICE)
+                specdec_ops.verify_chain(**arguments, **EXTRAS)
+                torch.cuda.synchronize()
 
 
 def test_arguments_on_another_device_are_refused() -> None:

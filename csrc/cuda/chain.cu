@@ -251,6 +251,8 @@ Plan plan_of(const ChainParams& params) {
 struct DeviceFacts {
   cudaError_t error = cudaSuccess;
   int num_multiprocessors = 1;
+  /// Bytes of shared memory that a CTA may ask for.
+  size_t dynamic_shared = 0;
   bool has_programmatic_launch = false;
 };
 
@@ -266,6 +268,7 @@ DeviceFacts ask_device(int device) {
   ask(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
+  facts.dynamic_shared = static_cast<size_t>(shared - kStaticShared);
   for (auto* kernel : {run_chain<false>, run_chain<true>}) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
@@ -316,13 +319,15 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   const int ctas = facts.num_multiprocessors * (wide ? 2 : 4);
   choose_wave(plan, ctas * kWarpsPerCta);
 
+  const size_t shared = kWarpsPerCta * plan.stage_words * sizeof(uint4) + sizeof(Scratch) +
+                        2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
+  if (shared > facts.dynamic_shared) return cudaErrorLaunchOutOfResources;
+
   const auto num_words = static_cast<int64_t>(layout.cleared / 16);
   const auto clear_grid = static_cast<unsigned>(std::clamp<int64_t>(num_words / kCtaSize, 1, 64));
   clear_workspace<<<clear_grid, kCtaSize, 0, stream>>>(static_cast<uint4*>(workspace), num_words);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
 
-  const size_t shared = kWarpsPerCta * plan.stage_words * sizeof(uint4) + sizeof(Scratch) +
-                        2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(std::min<uint64_t>(ctas, plan.initial_units));
   config.blockDim = kCtaSize;

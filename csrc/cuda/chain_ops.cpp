@@ -19,7 +19,11 @@ struct Backend {
     const auto size = static_cast<int64_t>(chain_workspace_size(params));
     // Freed on return: torch's allocator gives it only to what runs later on the same stream.
     Tensor workspace = empty_beside(beside, {size}, ScalarType::Byte);
-    check(launch_chain(params, workspace.mutable_data_ptr(), scope.device(), scope.stream()), checks.op());
+    const cudaError_t error =
+        launch_chain(params, workspace.mutable_data_ptr(), scope.device(), scope.stream());
+    checks.require(error != cudaErrorLaunchOutOfResources,
+                   "logits must be bfloat16 or float16 on a GPU with as little shared memory as this one");
+    check(error, checks.op());
   }
 };
 
