@@ -109,7 +109,12 @@ def test_greedy_request_in_a_sampled_batch(job: EngineRun, result_of: Result) ->
     assert result_of(job)["sampled"]["greedy"] == result_of(job.plain())["sampled"]["greedy"]
 
 
-@engines
+#: vLLM's draft models draw from torch's default generator, whatever the request's seed. What is emitted
+#: then follows the same law, but depends on the drafts.
+SEEDED = [job for job in ENGINES if job.mode != "draft model, sampled drafts"]
+
+
+@pytest.mark.parametrize("job", SEEDED, ids=name_of)
 def test_seeded_requests_reproduce(job: EngineRun, result_of: Result) -> None:
     first, second = result_of(job)["seeded"]
     assert first == second

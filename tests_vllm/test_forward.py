@@ -422,6 +422,20 @@ class TestHandingOver:
         out = run(drafts, rows(drafts), sampling([1.0, 0.0], thinking_budget_state_holder=holder))
         self.check("thinking budgets", out)
 
+    def test_coins_are_the_engines_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A draft with probability 0.4 is accepted with a coin of 0.39, and not with one of 0.41."""
+
+        class OtherSampler(Sampler):
+            pass
+
+        logits = torch.full((2, VOCAB_SIZE), -math.inf)
+        logits[0, 5], logits[0, 6], logits[1, 7] = math.log(0.4), math.log(0.6), 0.0
+        for coin, tokens in ((0.39, [5, 7]), (0.41, [6, -1])):
+            coins = torch.tensor([coin], dtype=torch.float64)
+            monkeypatch.setattr(engine, "generate_uniform_probs", lambda *_, coins=coins: coins)
+            out = run([[5]], logits, sampling([1.0]), sampler=engine.RejectionSampler(OtherSampler()))
+            assert out.sampled_token_ids.tolist() == [tokens]
+
     def test_handed_over_requests_keep_their_seeds(self) -> None:
         """A seeded request repeats itself, and one without drafts leaves its generator to the bonus token."""
 

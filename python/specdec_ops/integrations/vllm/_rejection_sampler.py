@@ -79,7 +79,7 @@ def make_forward(engine: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
             "max_num_draft_tokens": metadata.max_spec_len,
         }
         if not sampling_metadata.all_greedy or self.synthetic_mode:
-            arguments["seeds"] = _draw_seeds(sampling_metadata.generators, range(batch), batch)
+            arguments["seeds"] = _draw_seeds(sampling_metadata.generators, batch)
             arguments["positions"] = _zeros(batch, torch.int64)
 
         if _changes_logits(engine, self, sampling_metadata):
@@ -131,18 +131,18 @@ def make_rejection_sample(engine: Any) -> Callable[..., Any]:
     ) -> Tensor:
         # The random numbers have 53 bits, whatever use_fp64_gumbel asks for.
         _report.calls["rejection_sample"] += 1
-        batch = len(num_draft_tokens)
-        rule = _rule(
+        arguments = _rule(
             synthetic_conditional_rates if synthetic_mode else None,
             fly_window_size,
             fly_entropy_threshold,
             fly_entropy_top_k,
         )
         if not sampling_metadata.all_greedy or synthetic_mode:
-            # A request without drafts draws nothing, so that its generator stays as it is.
-            drafting = [r for r, count in enumerate(num_draft_tokens) if count > 0]
-            rule["seeds"] = _draw_seeds(sampling_metadata.generators, drafting, batch)
-            rule["positions"] = _zeros(batch, torch.int64)
+            # Coins are the engine's own: users and tests may put others in their place.
+            arguments["accept_uniforms"] = engine.generate_uniform_probs(
+                draft_token_ids.shape[0], num_draft_tokens, sampling_metadata.generators, target_logits.device
+            )
+            arguments["recovered_uniforms"] = _draw_uniforms(sampling_metadata.generators, num_draft_tokens)
         temperature: Tensor | float = 0.0
         if not sampling_metadata.all_greedy:
             temperature = (sampling_metadata.temperature != engine.GREEDY_TEMPERATURE).to(torch.float32)
@@ -154,7 +154,7 @@ def make_rejection_sample(engine: Any) -> Callable[..., Any]:
             draft_probs=draft_probs,
             bonus_token_ids=bonus_token_ids.flatten(),
             max_num_draft_tokens=max_spec_len,
-            **rule,
+            **arguments,
         ).token_ids
 
     return rejection_sample
@@ -266,12 +266,24 @@ def _zeros(batch: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(batch, dtype=dtype)
 
 
-def _draw_seeds(generators: dict[int, torch.Generator], drawing: list[int] | range, batch: int) -> Tensor:
-    """A fresh seed for each request, from its own generator if it has one and is ``drawing``."""
+def _draw_seeds(generators: dict[int, torch.Generator], batch: int) -> Tensor:
+    """A fresh seed for each request, from its own generator if it has one."""
     seeds = torch.randint(_LARGEST_SEED, (batch,))
-    for r in generators.keys() & drawing if generators else ():
-        seeds[r].random_(generator=generators[r])
+    for r, generator in generators.items():
+        seeds[r].random_(generator=generator)
     return seeds
+
+
+def _draw_uniforms(generators: dict[int, torch.Generator], num_draft_tokens: list[int]) -> Tensor:
+    """A number for the recovered token of each request, from its own generator if it has one.
+
+    A request without drafts draws nothing, so that its generator is where the engine expects it.
+    """
+    uniforms = torch.rand(len(num_draft_tokens), dtype=torch.float64)
+    for r, generator in generators.items():
+        if num_draft_tokens[r] > 0:
+            uniforms[r].uniform_(generator=generator)
+    return uniforms
 
 
 def _rule_of_sampler(sampler: Any) -> dict[str, Any]:
