@@ -42,7 +42,7 @@ test-slow: $(VENV)/.test $(VENV)/.package native  ## run the tests that take min
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test $(VENV)/.package  ## run the tests of the GPU's kernels; skipped without one
-	$(PY) -m pytest tests/test_cuda.py -rs $(PYTEST_ARGS)
+	$(PY) -m pytest tests/test_cuda.py tests/test_cuda_bookkeeping.py -rs $(PYTEST_ARGS)
 
 bench-gpu: $(VENV)/.bench $(VENV)/.package  ## time the GPU's kernels against what they replace
 	$(PY) -m bench.bench_gpu

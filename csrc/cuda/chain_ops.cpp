@@ -22,7 +22,8 @@ struct Backend {
     const cudaError_t error =
         launch_chain(params, workspace.mutable_data_ptr(), scope.device(), scope.stream());
     checks.require(error != cudaErrorLaunchOutOfResources,
-                   "logits must be bfloat16 or float16 on a GPU with as little shared memory as this one");
+                   "logits must be bfloat16 or float16 on a GPU with as little shared memory as this one, "
+                   "got float32");
     check(error, checks.op());
   }
 };

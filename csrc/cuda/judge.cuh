@@ -732,16 +732,16 @@ class Judge {
         if (thread() == 0) accept_deferred(&s_.verdicts[last]);
         __syncthreads();
       }
+      if (thread() < count) write_slot(thread(), last);
       if (last < count && deferred >= 0) {
-        // Rejected in the window: the request ends at the deferred draft. What was written for later slots,
-        // finish overwrites.
+        // Rejected in the window: the request ends at the deferred draft. What was written for it and for
+        // later slots is written again.
         begin_ = deferred;
         end_ = begin_ + 1;
         deferred = -1;
         may_defer = false;
         continue;
       }
-      if (thread() < count) write_slot(thread(), last);
       if (last < count) return last;
       if (!kLooksAhead || end_ == num_slots()) {
         go_on();
@@ -755,7 +755,7 @@ class Judge {
   /// FLy: whether the rejected draft of a slot is accepted if the drafts of the window after it are.
   __device__ __forceinline__ bool is_deferrable(int i) {
     const int64_t x = s_.verdicts[i].x;
-    if (row_status(i) != Status::kOk || x < 0 || x >= params_.vocab_size) return false;
+    if (x < 0 || x >= params_.vocab_size) return false;
     if (params_.fly_window_size >= request_.num_drafts - (begin_ + i)) return false;
     if (!(element(target_row(begin_ + i), x) > kMasked)) return false;
     find_entropy(plan_, target_row(begin_ + i), target_stats(begin_ + i), s_.laws[i], stage_, s_);
