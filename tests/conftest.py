@@ -38,6 +38,13 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[implementations.I
         yield selected
 
 
+@pytest.fixture(params=["reference", *implementations.native_cpu_names()])
+def cpu_implementation(request: pytest.FixtureRequest) -> Iterator[implementations.Implementation]:
+    """Those for tensors in host memory, where ops look at values and take requests in order."""
+    with implementations.use(request.param) as selected:
+        yield selected
+
+
 @pytest.fixture(params=implementations.native_names())
 def native(request: pytest.FixtureRequest) -> Iterator[implementations.Implementation]:
     """Each native tier."""

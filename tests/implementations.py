@@ -63,13 +63,30 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     return buffer.as_strided(tensor.shape, tensor.stride())
 
 
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def _served_by_device(function: Op) -> Op:
-    """A public function on tensors of the CPU that are moved to the device, and its results back."""
+    """A public function on tensors of the CPU that are moved to the device, and its results back.
+
+    So are the arguments that it has written to.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map_only(torch.Tensor, _on_device, (args, kwargs))
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), function(*args, **kwargs))
+        copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return copies.setdefault(id(tensor), (tensor, _on_device(tensor)))[1]
+
+        args, kwargs = tree_map_only(torch.Tensor, move, (args, kwargs))
+        results = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), function(*args, **kwargs))
+        for tensor, copy in copies.values():
+            written = copy.cpu()
+            if not _same(tensor, written):
+                tensor.copy_(written)
+        return results
 
     return call
 
@@ -90,8 +107,12 @@ def available_tiers() -> list[str]:
         return ["native"]
 
 
+def native_cpu_names() -> list[str]:
+    return [f"cpu-{tier}" for tier in available_tiers()]
+
+
 def native_names() -> list[str]:
-    return [f"cpu-{tier}" for tier in available_tiers()] + [DEVICE] * torch.cuda.is_available()
+    return native_cpu_names() + [DEVICE] * torch.cuda.is_available()
 
 
 def loaded_native() -> Implementation:

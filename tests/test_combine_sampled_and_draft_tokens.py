@@ -242,8 +242,8 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("changes", "message"), TOTALS_ERRORS)
-def test_bad_totals(implementation: Implementation, changes: dict[str, Any], message: str) -> None:
-    runner_batches.assert_raises(implementation, NAME, one_request(**changes), WRITTEN, message)
+def test_bad_totals(cpu_implementation: Implementation, changes: dict[str, Any], message: str) -> None:
+    runner_batches.assert_raises(cpu_implementation, NAME, one_request(**changes), WRITTEN, message)
 
 
 @pytest.mark.parametrize(("changes", "message"), ERRORS)

@@ -214,12 +214,12 @@ def test_arguments(default_native: Implementation, changes: dict[str, Any], mess
     ids=str,
 )
 def test_totals_that_decrease_or_leave_the_tokens(
-    implementation: Implementation, starts: list[int], message: str
+    cpu_implementation: Implementation, starts: list[int], message: str
 ) -> None:
     arguments = one_request(
         query_start_loc=torch.tensor(starts), block_table=torch.zeros(2, 3, dtype=torch.int64)
     )
-    runner_batches.assert_raises(implementation, NAME, arguments, WRITTEN, message)
+    runner_batches.assert_raises(cpu_implementation, NAME, arguments, WRITTEN, message)
 
 
 def test_op() -> None:

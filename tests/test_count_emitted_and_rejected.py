@@ -127,9 +127,9 @@ ERRORS = [
 ]
 
 
-def test_bad_totals(implementation: Implementation) -> None:
+def test_bad_totals(cpu_implementation: Implementation) -> None:
     arguments = one_request(cu_num_logits=torch.tensor([5, 4]))
-    runner_batches.assert_raises(implementation, NAME, arguments, WRITTEN, TOTALS_ERROR)
+    runner_batches.assert_raises(cpu_implementation, NAME, arguments, WRITTEN, TOTALS_ERROR)
 
 
 @pytest.mark.parametrize(("changes", "message"), ERRORS)

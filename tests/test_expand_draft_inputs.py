@@ -370,10 +370,10 @@ def test_arguments(default_native: Implementation, changes: dict[str, Any], mess
     ids=str,
 )
 def test_totals_that_decrease_or_leave_the_tokens(
-    implementation: Implementation, starts: list[int], message: str
+    cpu_implementation: Implementation, starts: list[int], message: str
 ) -> None:
     arguments = in_place(query_start_loc=torch.tensor(starts))
-    runner_batches.assert_raises(implementation, NAME, arguments, WRITTEN, message)
+    runner_batches.assert_raises(cpu_implementation, NAME, arguments, WRITTEN, message)
 
 
 @pytest.mark.parametrize("mapping", [torch.zeros(10, dtype=torch.int32), None], ids=["mapping", "none"])

@@ -126,9 +126,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("totals", "message"), TOTALS_ERRORS)
-def test_bad_totals(implementation: Implementation, totals: list[int], message: str) -> None:
+def test_bad_totals(cpu_implementation: Implementation, totals: list[int], message: str) -> None:
     bad = arguments(cu_num_logits=torch.tensor(totals))
-    runner_batches.assert_raises(implementation, NAME, bad, WRITTEN, message)
+    runner_batches.assert_raises(cpu_implementation, NAME, bad, WRITTEN, message)
 
 
 @pytest.mark.parametrize(("changes", "message"), ERRORS)

@@ -154,7 +154,7 @@ def test_without_new_drafts_the_old_ones_stay(implementation: Implementation) ->
     assert updated(implementation, arguments)["draft_token_ids"] == {}
 
 
-def test_a_row_that_occurs_twice_is_updated_twice(implementation: Implementation) -> None:
+def test_a_row_that_occurs_twice_is_updated_twice(cpu_implementation: Implementation) -> None:
     arguments = one_request(
         request_indices=torch.tensor([1, 1]),
         sampled_token_ids=torch.tensor([[6, 7], [8, -1]]),
@@ -163,7 +163,7 @@ def test_a_row_that_occurs_twice_is_updated_twice(implementation: Implementation
         query_start_loc=torch.tensor([0, 2, 4]),
         last_token_ids=torch.tensor([[90], [91], [92]]),
     )
-    assert updated(implementation, arguments) == {
+    assert updated(cpu_implementation, arguments) == {
         "num_computed_tokens": {(1,): 6},
         "last_token_ids": {(1, 0): 8},
         "total_lens": {(1,): 7},
@@ -263,9 +263,9 @@ ERRORS = [
 ]
 
 
-def test_bad_totals(implementation: Implementation) -> None:
+def test_bad_totals(cpu_implementation: Implementation) -> None:
     arguments = one_request(query_start_loc=torch.tensor([5, 4]))
-    runner_batches.assert_raises(implementation, NAME, arguments, STATE, TOTALS_ERROR)
+    runner_batches.assert_raises(cpu_implementation, NAME, arguments, STATE, TOTALS_ERROR)
 
 
 @pytest.mark.parametrize(("changes", "message"), ERRORS)

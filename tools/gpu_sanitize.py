@@ -12,19 +12,34 @@ import specdec_ops
 import torch
 
 
+def options(vocab_size: int, arguments: inputs.Arguments) -> list[inputs.Arguments]:
+    """Each way of verify_chain that has code of its own."""
+    bonus = torch.tensor([3, -1, vocab_size, 0])
+    return [
+        arguments,
+        inputs.without_bonus_rows(arguments, bonus),
+        {**arguments, "accept_rates": torch.full((11,), 0.7)},
+        {**arguments, "fly_window_size": 2, "fly_entropy_threshold": 0.0},
+    ]
+
+
 def main() -> None:
     for seed, law in enumerate(inputs.DRAFT_LAWS):
         for dtype in (torch.bfloat16, torch.float32):
             for uniforms in (False, True):
-                arguments = inputs.chain(
-                    [2, 0, 4, 1], 9001, law, seed=seed, dtype=dtype, noise=0.1, uniforms=uniforms
+                chain = inputs.chain(
+                    [2, 0, 11, 1], 9001, law, seed=seed, dtype=dtype, noise=0.1, uniforms=uniforms
                 )
-                moved = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
-                for extras in (False, True):
-                    out = specdec_ops.verify_chain(
-                        **moved, return_logsumexp=extras, return_logprobs=extras, return_accept_probs=extras
-                    )
-                specdec_ops.count_accepted(out.token_ids)
+                for arguments in options(9001, chain):
+                    moved = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+                    for extras in (False, True):
+                        out = specdec_ops.verify_chain(
+                            **moved,
+                            return_logsumexp=extras,
+                            return_logprobs=extras,
+                            return_accept_probs=extras,
+                        )
+                    specdec_ops.count_accepted(out.token_ids)
     logits = torch.randn(5, 9001, device="cuda")
     positions = torch.arange(5, device="cuda")
     sampled = specdec_ops.sample(logits, seeds=1, positions=positions)

@@ -696,6 +696,7 @@ class Judge {
     const int64_t window = kLooksAhead ? params_.fly_window_size : 0;
     if constexpr (kLooksAhead) {
       if (end_ < num_slots()) {
+        __syncthreads();  // every thread has loaded the state that is now replaced
         queue_next_wave();
         return -1;
       }
