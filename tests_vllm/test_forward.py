@@ -21,6 +21,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from tests.chi_square import p_value
+
 VOCAB_SIZE = 50
 #: A chi-square test alarms below this.
 ALARM = 1e-4
@@ -242,19 +244,6 @@ def test_seeds_decide() -> None:
     assert torch.equal(run(drafts, logits, sampling([1.0] * 6)).sampled_token_ids, first)
 
 
-def chi_square_p(counts: Tensor, probs: Tensor) -> float:
-    """The p-value of counts under a law, ids with less than five expected taken together."""
-    expected = probs.double() * counts.sum()
-    assert counts[expected == 0].sum() == 0, "a token that the law excludes"
-    rare = expected < 5
-    observed = torch.cat([counts[~rare].double(), counts[rare].sum(dtype=torch.float64).view(1)])
-    wanted = torch.cat([expected[~rare], expected[rare].sum().view(1)])
-    keep = wanted > 0
-    statistic = ((observed - wanted)[keep] ** 2 / wanted[keep]).sum()
-    freedom = torch.tensor((int(keep.sum()) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
-
-
 LAWS: dict[str, Callable[[int], dict[str, Any]]] = {
     "temperature": lambda n: {},
     "top-k": lambda n: {"top_k": torch.full((n,), 5, dtype=INT32)},
@@ -279,7 +268,7 @@ def law_of(logits: Tensor, feature: str, temperature: float) -> Tensor:
         ordered, ids = logits.softmax(0).sort(descending=True)
         p = 0.6 if feature == "top-p" else 0.8
         logits[ids[ordered.cumsum(0) - ordered >= p]] = -math.inf
-    return logits.softmax(0)
+    return logits.double().softmax(0)
 
 
 @pytest.mark.parametrize("feature", LAWS)
@@ -297,9 +286,9 @@ def test_first_token_follows_the_law(feature: str, drafter: str) -> None:
     metadata = sampling([temperature] * n, **LAWS[feature](n), spec_token_ids=[[i] for i in ids])
     out = run([[i] for i in ids], row.repeat(2 * n, 1), metadata, probs)
     first = torch.bincount(out.sampled_token_ids[:, 0], minlength=VOCAB_SIZE)
-    assert chi_square_p(first, law_of(row, feature, temperature)) > ALARM
+    assert p_value(first, law_of(row, feature, temperature)) > ALARM
     # The test can fail: another temperature is another law.
-    assert chi_square_p(first, law_of(row, feature, 1.5)) < ALARM
+    assert p_value(first, law_of(row, feature, 1.5)) < ALARM
     assert _report.calls["RejectionSampler.forward"] == 1
 
 
@@ -316,7 +305,7 @@ def test_bonus_tokens_follow_the_law() -> None:
         if more:
             logits = torch.where(logits < logits.topk(6).values[-1], -math.inf, logits)
         counts = torch.bincount(out.sampled_token_ids[:, 1], minlength=VOCAB_SIZE)
-        assert chi_square_p(counts, logits.softmax(0)) > ALARM
+        assert p_value(counts, logits.double().softmax(0)) > ALARM
 
 
 def test_grammar_masks_hold() -> None:
@@ -356,7 +345,7 @@ def test_synthetic_rates(temperature: float, top_k: bool) -> None:
     metadata = sampling([temperature] * n, **more)
     tokens = run([[1, 2]] * n, torch.randn(n * 3, VOCAB_SIZE), metadata, sampler=sampler).sampled_token_ids
     accepted = torch.bincount((tokens >= 0).sum(dim=1) - 1, minlength=3)
-    assert chi_square_p(accepted, torch.tensor([0.2, 0.4, 0.4])) > ALARM
+    assert p_value(accepted, [0.2, 0.4, 0.4]) > ALARM
 
 
 def test_fly_keeps_a_draft_that_the_next_ones_confirm() -> None:

@@ -27,23 +27,28 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 _logger = logging.getLogger(NAMESPACE)
 
 
-def define(schema: str, *, fake: Callable[..., Any], reference: Callable[..., Any]) -> Any:
+def define(schema: str, *, fake: Callable[..., Any] | None = None, reference: Callable[..., Any]) -> Any:
     """Defines an op and returns its callable overload.
 
     Args:
         schema: The op's schema, without the namespace. The name of an op that writes to its arguments
             ends in ``_``.
-        fake: Shapes and dtypes of the outputs, for ``torch.compile`` and ``torch.export``.
+        fake: Shapes and dtypes of the outputs, for ``torch.compile`` and ``torch.export``. An op without
+            outputs, which writes to its arguments, needs none.
         reference: The float64 implementation, which also serves where the native module was not built.
     """
     name = schema.partition("(")[0]
     REFERENCES[name] = reference
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake or _no_outputs, lib=_library)
 
     _library.impl(name, _fallback(name, reference), "CompositeExplicitAutograd")
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _no_outputs(*_: Any, **__: Any) -> None:
+    """The fake of an op that writes to its arguments alone."""
 
 
 def _fallback(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:

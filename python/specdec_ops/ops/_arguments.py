@@ -51,5 +51,7 @@ def largest_draft_count(cu_num_draft_tokens: Tensor, batch: int) -> int:
     """The largest count; 0 for what is no list of them, which the op then reports by name."""
     if not isinstance(cu_num_draft_tokens, Tensor) or cu_num_draft_tokens.dim() != 1:
         return 0
+    if cu_num_draft_tokens.is_floating_point():
+        return 0
     totals = draft_totals(cu_num_draft_tokens, batch)
     return max(0, *(int(end - begin) for begin, end in itertools.pairwise(totals)), 0)

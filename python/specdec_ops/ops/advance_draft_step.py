@@ -82,20 +82,6 @@ def advance_draft_step_(
     )
 
 
-def _fake(
-    positions: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    out_positions: Tensor,
-    out_slot_mapping: Tensor,
-    block_size: int,
-    max_model_len: int,
-    pad_slot_id: int = -1,
-    overflow_position: int = 0,
-) -> None:
-    pass
-
-
 def _reference(
     positions: Tensor,
     block_table: Tensor,
@@ -130,6 +116,5 @@ _op = define(
     "advance_draft_step_(Tensor positions, Tensor block_table, Tensor(a!) seq_lens, "
     "Tensor(b!) out_positions, Tensor(c!) out_slot_mapping, SymInt block_size, "
     "SymInt max_model_len, SymInt pad_slot_id=-1, SymInt overflow_position=0) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -85,21 +85,6 @@ def combine_sampled_and_draft_tokens_(
     )
 
 
-def _fake(
-    request_indices: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    cu_num_logits: Tensor,
-    last_token_ids: Tensor,
-    draft_token_ids: Tensor,
-    prefill_lens: Tensor,
-    num_new_tokens: int,
-    input_ids: Tensor,
-    logits_indices: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     request_indices: Tensor,
     query_start_loc: Tensor,
@@ -143,6 +128,5 @@ _op = define(
     "combine_sampled_and_draft_tokens_(Tensor request_indices, Tensor query_start_loc, Tensor seq_lens, "
     "Tensor cu_num_logits, Tensor last_token_ids, Tensor draft_token_ids, Tensor prefill_lens, "
     "int num_new_tokens, Tensor(a!) input_ids, Tensor(b!) logits_indices) -> ()",
-    fake=_fake,
     reference=_reference,
 )

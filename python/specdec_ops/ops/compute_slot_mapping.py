@@ -93,17 +93,6 @@ def compute_slot_mapping_(
     _op(query_start_loc, positions, block_table, slot_mapping, block_size, pad_slot_id)
 
 
-def _fake(
-    query_start_loc: Tensor,
-    positions: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    block_size: int,
-    pad_slot_id: int = -1,
-) -> None:
-    pass
-
-
 def _reference(
     query_start_loc: Tensor,
     positions: Tensor,
@@ -131,6 +120,5 @@ def _reference(
 _op = define(
     "compute_slot_mapping_(Tensor query_start_loc, Tensor positions, Tensor block_table, "
     "Tensor(a!) slot_mapping, SymInt block_size, SymInt pad_slot_id=-1) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -109,17 +109,6 @@ def count_emitted_and_rejected_(
     _op(request_indices, seq_lens, cu_num_logits, prefill_lens, num_emitted, num_rejected)
 
 
-def _fake(
-    request_indices: Tensor,
-    seq_lens: Tensor,
-    cu_num_logits: Tensor,
-    prefill_lens: Tensor,
-    num_emitted: Tensor,
-    num_rejected: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     request_indices: Tensor,
     seq_lens: Tensor,
@@ -142,6 +131,5 @@ def _reference(
 _op = define(
     "count_emitted_and_rejected_(Tensor request_indices, Tensor seq_lens, Tensor cu_num_logits, "
     "Tensor prefill_lens, Tensor(a!) num_emitted, Tensor(b!) num_rejected) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -205,28 +205,6 @@ def expand_dflash_inputs_(
     )
 
 
-def _fake(
-    next_token_ids: Tensor,
-    target_positions: Tensor,
-    block_table: Tensor,
-    query_start_loc: Tensor,
-    num_rejected_tokens: Tensor | None,
-    input_ids: Tensor,
-    context_positions: Tensor,
-    query_positions: Tensor,
-    context_slot_mapping: Tensor,
-    query_slot_mapping: Tensor,
-    token_indices: Tensor,
-    parallel_drafting_token_id: int,
-    block_size: int,
-    num_queries_per_request: int,
-    num_speculative_tokens: int,
-    max_model_len: int | None = None,
-    pad_slot_id: int = -1,
-) -> None:
-    pass
-
-
 def _reference(
     next_token_ids: Tensor,
     target_positions: Tensor,
@@ -299,6 +277,5 @@ _op = define(
     "Tensor(e!) query_slot_mapping, Tensor(f!) token_indices, SymInt parallel_drafting_token_id, "
     "SymInt block_size, SymInt num_queries_per_request, SymInt num_speculative_tokens, "
     "SymInt? max_model_len=None, SymInt pad_slot_id=-1) -> ()",
-    fake=_fake,
     reference=_reference,
 )

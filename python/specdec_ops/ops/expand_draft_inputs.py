@@ -199,26 +199,6 @@ def expand_draft_inputs_(
     )
 
 
-def _fake(
-    target_token_ids: Tensor,
-    target_positions: Tensor,
-    next_token_ids: Tensor,
-    query_start_loc: Tensor,
-    query_end_loc: Tensor,
-    input_ids: Tensor,
-    positions: Tensor,
-    is_rejected_token_mask: Tensor,
-    is_masked_token_mask: Tensor,
-    new_token_indices: Tensor,
-    hidden_state_mapping: Tensor | None,
-    padding_token_id: int,
-    parallel_drafting_token_id: int,
-    num_padding_slots_per_request: int,
-    shift_input_ids: bool,
-) -> None:
-    pass
-
-
 def _reference(
     target_token_ids: Tensor,
     target_positions: Tensor,
@@ -280,6 +260,5 @@ _op = define(
     "Tensor(c!) is_rejected_token_mask, Tensor(d!) is_masked_token_mask, Tensor(e!) new_token_indices, "
     "Tensor(f!)? hidden_state_mapping, SymInt padding_token_id, SymInt parallel_drafting_token_id, "
     "SymInt num_padding_slots_per_request, bool shift_input_ids) -> ()",
-    fake=_fake,
     reference=_reference,
 )

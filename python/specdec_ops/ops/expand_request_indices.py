@@ -91,15 +91,6 @@ def expand_request_indices_(
     _op(request_indices, cu_num_logits, expanded_request_indices, local_positions)
 
 
-def _fake(
-    request_indices: Tensor,
-    cu_num_logits: Tensor,
-    expanded_request_indices: Tensor,
-    local_positions: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     request_indices: Tensor,
     cu_num_logits: Tensor,
@@ -124,6 +115,5 @@ def _reference(
 _op = define(
     "expand_request_indices_(Tensor request_indices, Tensor cu_num_logits, "
     "Tensor(a!) expanded_request_indices, Tensor(b!) local_positions) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -86,16 +86,6 @@ def expand_to_drafts_(
     _op(values, cu_num_draft_tokens, replace_from, replace_to, expanded)
 
 
-def _fake(
-    values: Tensor,
-    cu_num_draft_tokens: Tensor,
-    replace_from: float | None,
-    replace_to: float | None,
-    expanded: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     values: Tensor,
     cu_num_draft_tokens: Tensor,
@@ -113,6 +103,5 @@ def _reference(
 _op = define(
     "expand_to_drafts_(Tensor values, Tensor cu_num_draft_tokens, float? replace_from, float? replace_to, "
     "Tensor(a!) expanded) -> ()",
-    fake=_fake,
     reference=_reference,
 )

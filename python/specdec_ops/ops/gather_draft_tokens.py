@@ -138,19 +138,6 @@ def gather_draft_tokens_(
     )
 
 
-def _fake(
-    input_ids: Tensor,
-    positions: Tensor,
-    logits_indices: Tensor,
-    expanded_request_indices: Tensor,
-    local_positions: Tensor,
-    prefill_lens: Tensor,
-    out_token_ids: Tensor,
-    out_positions: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     input_ids: Tensor,
     positions: Tensor,
@@ -179,6 +166,5 @@ _op = define(
     "gather_draft_tokens_(Tensor input_ids, Tensor positions, Tensor logits_indices, "
     "Tensor expanded_request_indices, Tensor local_positions, Tensor prefill_lens, "
     "Tensor(a!) out_token_ids, Tensor(b!) out_positions) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -100,17 +100,6 @@ def prepare_next_tokens_(
     _op(token_ids, discard_request_mask, backup_token_ids, vocab_size, next_token_ids, num_sampled)
 
 
-def _fake(
-    token_ids: Tensor,
-    discard_request_mask: Tensor,
-    backup_token_ids: Tensor,
-    vocab_size: int,
-    next_token_ids: Tensor,
-    num_sampled: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     token_ids: Tensor,
     discard_request_mask: Tensor,
@@ -129,6 +118,5 @@ def _reference(
 _op = define(
     "prepare_next_tokens_(Tensor token_ids, Tensor discard_request_mask, Tensor backup_token_ids, "
     "SymInt vocab_size, Tensor(a!) next_token_ids, Tensor(b!) num_sampled) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -100,16 +100,6 @@ def prepare_padded_draft_inputs_(
     _op(cu_num_draft_tokens, num_sampled, query_start_loc, token_indices, num_rejected)
 
 
-def _fake(
-    cu_num_draft_tokens: Tensor,
-    num_sampled: Tensor,
-    query_start_loc: Tensor,
-    token_indices: Tensor,
-    num_rejected: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     cu_num_draft_tokens: Tensor,
     num_sampled: Tensor,
@@ -130,6 +120,5 @@ def _reference(
 _op = define(
     "prepare_padded_draft_inputs_(Tensor cu_num_draft_tokens, Tensor num_sampled, Tensor query_start_loc, "
     "Tensor(a!) token_indices, Tensor(b!) num_rejected) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -52,16 +52,6 @@ def prepare_positions_and_seq_lens_(
     _op(request_indices, query_start_loc, num_computed_tokens, positions, seq_lens)
 
 
-def _fake(
-    request_indices: Tensor,
-    query_start_loc: Tensor,
-    num_computed_tokens: Tensor,
-    positions: Tensor,
-    seq_lens: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     request_indices: Tensor,
     query_start_loc: Tensor,
@@ -87,6 +77,5 @@ def _reference(
 _op = define(
     "prepare_positions_and_seq_lens_(Tensor request_indices, Tensor query_start_loc, "
     "Tensor num_computed_tokens, Tensor(a!) positions, Tensor(b!) seq_lens) -> ()",
-    fake=_fake,
     reference=_reference,
 )

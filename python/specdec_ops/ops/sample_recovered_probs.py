@@ -105,18 +105,6 @@ def sample_recovered_probs_(
     _op(target_probs, draft_token_ids, cu_num_draft_tokens, inverse_noise, draft_probs, vocab_size, token_ids)
 
 
-def _fake(
-    target_probs: Tensor,
-    draft_token_ids: Tensor,
-    cu_num_draft_tokens: Tensor,
-    inverse_noise: Tensor,
-    draft_probs: Tensor | None,
-    vocab_size: int | None,
-    token_ids: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     target_probs: Tensor,
     draft_token_ids: Tensor,
@@ -146,6 +134,5 @@ def _reference(
 _op = define(
     "sample_recovered_probs_(Tensor target_probs, Tensor draft_token_ids, Tensor cu_num_draft_tokens, "
     "Tensor inverse_noise, Tensor? draft_probs, SymInt? vocab_size, Tensor(a!) token_ids) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -44,10 +44,6 @@ def update_num_computed_tokens_(
     _op(request_indices, query_start_loc, num_computed_tokens)
 
 
-def _fake(request_indices: Tensor, query_start_loc: Tensor, num_computed_tokens: Tensor) -> None:
-    return None
-
-
 def _reference(request_indices: Tensor, query_start_loc: Tensor, num_computed_tokens: Tensor) -> None:
     queries = spans("update_num_computed_tokens_", "query_start_loc", query_start_loc, len(request_indices))
     for request, row in live_requests(request_indices, len(num_computed_tokens)):
@@ -57,6 +53,5 @@ def _reference(request_indices: Tensor, query_start_loc: Tensor, num_computed_to
 _op = define(
     "update_num_computed_tokens_(Tensor request_indices, Tensor query_start_loc, "
     "Tensor(a!) num_computed_tokens) -> ()",
-    fake=_fake,
     reference=_reference,
 )

@@ -95,23 +95,6 @@ def update_request_state_(
     )
 
 
-def _fake(
-    request_indices: Tensor,
-    sampled_token_ids: Tensor,
-    num_emitted: Tensor,
-    num_rejected: Tensor,
-    query_start_loc: Tensor | None,
-    new_draft_token_ids: Tensor | None,
-    num_computed_tokens: Tensor,
-    last_token_ids: Tensor,
-    total_lens: Tensor,
-    all_token_ids: Tensor,
-    output_counts: Tensor | None,
-    draft_token_ids: Tensor | None,
-) -> None:
-    return None
-
-
 def _reference(
     request_indices: Tensor,
     sampled_token_ids: Tensor,
@@ -149,6 +132,5 @@ _op = define(
     "Tensor num_rejected, Tensor? query_start_loc, Tensor? new_draft_token_ids, "
     "Tensor(a!) num_computed_tokens, Tensor(b!) last_token_ids, Tensor(c!) total_lens, "
     "Tensor(d!) all_token_ids, Tensor(e!)? output_counts, Tensor(f!)? draft_token_ids) -> ()",
-    fake=_fake,
     reference=_reference,
 )

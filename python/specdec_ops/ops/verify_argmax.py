@@ -134,19 +134,6 @@ def verify_argmax_(
     )
 
 
-def _fake(
-    target_argmax: Tensor,
-    draft_token_ids: Tensor,
-    cu_num_draft_tokens: Tensor,
-    bonus_token_ids: Tensor,
-    is_greedy: Tensor | None,
-    accept_rates: Tensor | None,
-    accept_uniforms: Tensor | None,
-    token_ids: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     target_argmax: Tensor,
     draft_token_ids: Tensor,
@@ -182,6 +169,5 @@ _op = define(
     "verify_argmax_(Tensor target_argmax, Tensor draft_token_ids, Tensor cu_num_draft_tokens, "
     "Tensor bonus_token_ids, Tensor? is_greedy, Tensor? accept_rates, Tensor? accept_uniforms, "
     "Tensor(a!) token_ids) -> ()",
-    fake=_fake,
     reference=_reference,
 )

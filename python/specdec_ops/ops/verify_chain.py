@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import leading_size, per_request, seeds_per_request
+from specdec_ops.ops._arguments import largest_draft_count, leading_size, per_request, seeds_per_request
 
 
 class VerifyChainOutput(NamedTuple):
@@ -149,7 +148,7 @@ def verify_chain(
     """
     batch = leading_size("verify_chain", "cu_num_draft_tokens", cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
-        max_num_draft_tokens = _largest_count(cu_num_draft_tokens)
+        max_num_draft_tokens = largest_draft_count(cu_num_draft_tokens, batch)
     # By position: twenty-five keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
@@ -189,14 +188,6 @@ def verify_chain(
         next(remaining) if return_logprobs else None,
         next(remaining) if return_accept_probs else None,
     )
-
-
-def _largest_count(cu_num_draft_tokens: Tensor) -> int:
-    """The largest count; 0 for what is no list of them, which the op then reports by name."""
-    if cu_num_draft_tokens.dim() != 1 or cu_num_draft_tokens.is_floating_point():
-        return 0
-    ends = cu_num_draft_tokens.tolist()
-    return max((end - begin for begin, end in itertools.pairwise(ends)), default=0)
 
 
 def _fake(

@@ -167,22 +167,6 @@ def verify_probs_(
     )
 
 
-def _fake(
-    target_probs: Tensor,
-    draft_token_ids: Tensor,
-    cu_num_draft_tokens: Tensor,
-    recovered_token_ids: Tensor,
-    bonus_token_ids: Tensor,
-    accept_uniforms: Tensor,
-    draft_probs: Tensor | None,
-    is_greedy: Tensor | None,
-    accept_rates: Tensor | None,
-    vocab_size: int | None,
-    token_ids: Tensor,
-) -> None:
-    return None
-
-
 def _reference(
     target_probs: Tensor,
     draft_token_ids: Tensor,
@@ -227,6 +211,5 @@ _op = define(
     "verify_probs_(Tensor target_probs, Tensor draft_token_ids, Tensor cu_num_draft_tokens, "
     "Tensor recovered_token_ids, Tensor bonus_token_ids, Tensor accept_uniforms, Tensor? draft_probs, "
     "Tensor? is_greedy, Tensor? accept_rates, SymInt? vocab_size, Tensor(a!) token_ids) -> ()",
-    fake=_fake,
     reference=_reference,
 )

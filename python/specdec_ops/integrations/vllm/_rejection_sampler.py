@@ -82,7 +82,7 @@ def make_forward(engine: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
             arguments["seeds"] = _draw_seeds(sampling_metadata.generators, batch)
             arguments["positions"] = _zeros(batch, torch.int64)
 
-        if _changes_logits(engine, self, sampling_metadata):
+        if _changes_logits(self, sampling_metadata):
             target, bonus, shown = _processed_rows(engine, self, metadata, logits, sampling_metadata)
             # At the position of its slot the bonus token has the number that verify_chain would draw.
             arguments["bonus_token_ids"] = sample(
@@ -190,7 +190,7 @@ def _missing_feature(engine: Any, sampler: Any, sampling_metadata: Any) -> str:
     return ""
 
 
-def _changes_logits(engine: Any, sampler: Any, sampling_metadata: Any) -> bool:
+def _changes_logits(sampler: Any, sampling_metadata: Any) -> bool:
     """Whether the request's parameters, or the logprobs that it asks for, need processed logits."""
     truncates = not sampling_metadata.all_greedy and (
         sampling_metadata.top_k is not None or sampling_metadata.top_p is not None
