@@ -15,7 +15,7 @@ constexpr int kBlockSize = 4096;
 constexpr int kNumLanes = 256;
 constexpr int kChunkSize = 64;
 /// How often a recovered token is sought among draws from the target law before its own law is made.
-constexpr int kThinningAttempts = 8;
+constexpr int kThinningAttempts = 32;
 
 /// What one pass over a block leaves behind.
 struct BlockStats {

@@ -230,8 +230,8 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-/// Fetches a block into shared memory, padded with -inf to whole rows. A thread fetches what it will read, so
-/// nobody waits for another thread.
+/// Begins to fetch a block into shared memory, padded with -inf to whole rows; wait_for_copies ends it. A thread
+/// fetches what it will read, so nobody waits for another thread.
 template <DType kDType>
 __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage) {
   constexpr int kItemSize = kDType == DType::kFloat32 ? 4 : 2;
@@ -282,7 +282,17 @@ __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage)
       }
     }
   }
-  wait_for_copies();
+}
+
+__device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage) {
+  switch (block.row.dtype) {
+    case DType::kBFloat16:
+      return stage_block<DType::kBFloat16>(block, stage);
+    case DType::kFloat16:
+      return stage_block<DType::kFloat16>(block, stage);
+    default:
+      return stage_block<DType::kFloat32>(block, stage);
+  }
 }
 
 /// One row of the thread's lanes from shared memory.
@@ -297,6 +307,16 @@ __device__ __forceinline__ void staged_words(const uint4* stage, int row,
     words[w * 4 + 1] = four.y;
     words[w * 4 + 2] = four.z;
     words[w * 4 + 3] = four.w;
+  }
+}
+
+/// Element j of eight.
+template <DType kDType, int kWords>
+__device__ __forceinline__ float word_element(const uint32_t (&words)[kWords], int j) {
+  if constexpr (kDType == DType::kFloat32) {
+    return __uint_as_float(words[j]);
+  } else {
+    return j % 2 == 0 ? Pairs<kDType>::low(words[j / 2]) : Pairs<kDType>::high(words[j / 2]);
   }
 }
 
@@ -341,19 +361,41 @@ __device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* 
   return warp_max(best);
 }
 
+/// The first element of a block in shared memory that equals `value`; kBlockSize if there is none.
+template <DType kDType>
+__device__ __forceinline__ int staged_index(const uint4* stage, int rows, float value) {
+  constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
+  int found = kBlockSize;
+#pragma unroll 4
+  for (int r = rows - 1; r >= 0; --r) {
+    uint32_t words[kWords];
+    staged_words<kDType>(stage, r, words);
+#pragma unroll
+    for (int j = kOctet - 1; j >= 0; --j) {
+      if (word_element<kDType>(words, j) == value) found = r * kNumLanes + lane_index() * kOctet + j;
+    }
+  }
+  return warp_min(found);
+}
+
+/// The largest logit and, in place of the sum, its index; NaN there where not all is finite.
 template <DType kDType>
 __device__ __forceinline__ BlockStats staged_argmax(const uint4* stage, int rows) {
   bool has_nan;
   const float best = staged_max<kDType>(stage, rows, &has_nan);
-  return {best, has_nan || best == -kMasked ? __builtin_nanf("") : 0.0f};
+  if (has_nan || best == -kMasked) return {best, __builtin_nanf("")};
+  return {best, static_cast<float>(staged_index<kDType>(stage, rows, best))};
 }
 
-/// Maximum and sum of weights; the maximum alone, and whether all is finite, without `with_sum`.
+/// Maximum and sum of weights; without `with_sum` what staged_argmax says.
 template <DType kDType>
 __device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows, float scale, bool with_sum) {
   if (!with_sum) return staged_argmax<kDType>(stage, rows);
   const float best = staged_max<kDType>(stage, rows, nullptr);
-  if (!(best > kMasked) || best == -kMasked) return staged_argmax<kDType>(stage, rows);
+  if (!(best > kMasked) || best == -kMasked) {
+    const BlockStats stats = staged_argmax<kDType>(stage, rows);
+    return {best, stats.sum != stats.sum ? stats.sum : 0.0f};
+  }
   const Exp2 exp2(best, scale);
   float sums[kOctet] = {};
 #pragma unroll 2
@@ -363,30 +405,23 @@ __device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows,
     staged_words<kDType>(stage, r, words);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      float x, polynomial, power;
-      if constexpr (kDType == DType::kFloat32) {
-        x = __uint_as_float(words[j]);
-      } else {
-        x = j % 2 == 0 ? Pairs<kDType>::low(words[j / 2]) : Pairs<kDType>::high(words[j / 2]);
-      }
-      exp2.factors(x, &polynomial, &power);
+      float polynomial, power;
+      exp2.factors(word_element<kDType>(words, j), &polynomial, &power);
       sums[j] = fma_ftz(polynomial, power, sums[j]);
     }
   }
   return {best, tree_sum(sums)};
 }
 
+/// Of a block that the warp has staged.
 __device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, bool with_sum,
-                                                  uint4* stage) {
+                                                  const uint4* stage) {
   switch (block.row.dtype) {
     case DType::kBFloat16:
-      stage_block<DType::kBFloat16>(block, stage);
       return staged_stats<DType::kBFloat16>(stage, block.rows(), scale, with_sum);
     case DType::kFloat16:
-      stage_block<DType::kFloat16>(block, stage);
       return staged_stats<DType::kFloat16>(stage, block.rows(), scale, with_sum);
     default:
-      stage_block<DType::kFloat32>(block, stage);
       return staged_stats<DType::kFloat32>(stage, block.rows(), scale, with_sum);
   }
 }
@@ -395,21 +430,20 @@ __device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float s
 /// judges.
 static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
   __syncwarp();  // others may still read what is there
-  switch (block.row.dtype) {
-    case DType::kBFloat16:
-      stage_block<DType::kBFloat16>(block, stage);
-      break;
-    case DType::kFloat16:
-      stage_block<DType::kFloat16>(block, stage);
-      break;
-    default:
-      stage_block<DType::kFloat32>(block, stage);
-  }
+  stage_block(block, stage);
+  wait_for_copies();
   __syncwarp();
+}
+
+/// Tells the compiler that an address is one of shared memory, where it cannot see that.
+template <class T>
+__device__ __forceinline__ const T* in_shared(const T* address) {
+  return static_cast<const T*>(__cvta_shared_to_generic(__cvta_generic_to_shared(address)));
 }
 
 /// Eight elements from shared memory, by any thread.
 __device__ __forceinline__ void staged_octet(const uint4* stage, DType dtype, int octet, float (&x)[kOctet]) {
+  stage = in_shared(stage);
   if (dtype == DType::kFloat32) {
     const uint4* first = stage + octet / kWarpSize * 2 * kWarpSize + octet % kWarpSize;
     const uint4 low = first[0], high = first[kWarpSize];
@@ -490,21 +524,6 @@ struct WeightsOfLogits {
   }
 };
 
-/// Weights to compare sums of: near those of the definition, within kPickMargin.
-template <class Weights>
-__device__ __forceinline__ void quick_octet(const Weights& source, int i, float (&weights)[kOctet]) {
-  source.octet(i, weights);
-}
-template <>
-__device__ __forceinline__ void quick_octet(const WeightsOfLogits& source, int i, float (&weights)[kOctet]) {
-  float x[kOctet];
-  staged_octet(source.stage, source.block.row.dtype, i / kOctet, x);
-#pragma unroll
-  for (int j = 0; j < kOctet; ++j) {
-    weights[j] = quick_exp2((x[j] - source.exp2.reference) * source.exp2.scale) * source.factor;
-  }
-}
-
 /// The probabilities of a block of logits.
 __device__ inline WeightsOfLogits probs_of_block(const BlockRef& block, const uint4* stage, const RowLaw& law,
                                                  float max) {
@@ -556,14 +575,8 @@ __device__ __noinline__ float sum_in_lanes(Weights source, int rows) {
 
 /// Shared memory of a warp that picks.
 struct PickScratch {
-  union {
-    struct {
-      double sums[kChunksPerBlock];
-      float chunk[kChunkSize];
-    };
-    /// One float more a row keeps the threads that add up a row on banks of their own.
-    float octets[kRowsPerBlock * (kWarpSize + 1)];
-  };
+  double sums[kChunksPerBlock];
+  float chunk[kChunkSize];
 };
 
 /// Sums of the chunks of a block, each in token order, a lane to a chunk; returns their sum in order.
@@ -633,81 +646,179 @@ __device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickS
   return chunk * kChunkSize + picked;
 }
 
-/// How far, relative to a block's sum, prefixes that were computed here can be from the definition's: some
-/// twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their exponents, and as much again.
+/// How far, relative to a block's sum, prefixes in float32 of weights by the special function unit can be from
+/// the definition's: some twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their
+/// exponents, and as much again.
 #ifndef SPECDEC_PICK_MARGIN
 #define SPECDEC_PICK_MARGIN 1e-5f
 #endif
 constexpr float kPickMargin = SPECDEC_PICK_MARGIN;
+/// The same for prefixes in float64 of the definition's weights: 4,096 roundings of 2^-53, and as much again.
+constexpr double kPrecisePickMargin = 1e-12;
 
-/// What pick_step_by_step finds, from weights and sums that are only near the definition's. -1 where a prefix
-/// is so near the draw that this could matter: within kPickMargin of the block's sum, or within `margin`.
-template <class Weights>
-__device__ __noinline__ int quick_pick_in_block(Weights source, float wanted, float margin,
-                                                PickScratch* scratch) {
-  const int lane = lane_index();
-  const int rows = (source.size() + kNumLanes - 1) / kNumLanes;
-  __syncwarp();
-#pragma unroll 4
-  for (int r = 0; r < rows; ++r) {
-    float w[kOctet];
-    quick_octet(source, r * kNumLanes + lane * kOctet, w);
-    scratch->octets[r * (kWarpSize + 1) + lane] =
-        ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
-  }
-  for (int r = rows; r < kRowsPerBlock; ++r) scratch->octets[r * (kWarpSize + 1) + lane] = 0.0f;
-  __syncwarp();
-  // A lane adds up half a row, so that the lanes are in the order of the ids.
-  constexpr int kHalf = kWarpSize / 2;
-  const float* half_row = scratch->octets + lane / 2 * (kWarpSize + 1) + lane % 2 * kHalf;
-  float sums[4] = {};
+/// The weights of a block of logits in shared memory, by the special function unit.
+template <DType kDType>
+struct QuickWeights {
+  static constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
+
+  const uint4* stage;
+  int num_ids;
+  float reference, scale;
+
+  __device__ QuickWeights(const uint4* staged, int size, float max, float row_scale)
+      : stage(staged), num_ids(size), reference(max), scale(row_scale) {}
+
+  __device__ int size() const { return num_ids; }
+  __device__ void fetch(unsigned octet, uint4 (&words)[kWords]) const {
+    const uint4* first = in_shared(stage) + (kWords == 2 ? octet + octet / kWarpSize * kWarpSize : octet);
 #pragma unroll
-  for (int i = 0; i < kHalf; ++i) sums[i % 4] += half_row[i];
-  const float own = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  float prefix = own;
+    for (int w = 0; w < kWords; ++w) words[w] = first[w * kWarpSize];
+  }
+  __device__ void weigh(const uint4 (&words)[kWords], float (&weights)[kOctet]) const {
+    uint32_t bits[kWords * 4];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      bits[w * 4] = words[w].x;
+      bits[w * 4 + 1] = words[w].y;
+      bits[w * 4 + 2] = words[w].z;
+      bits[w * 4 + 3] = words[w].w;
+    }
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      weights[j] = quick_exp2((word_element<kDType>(bits, j) - reference) * scale);
+    }
+  }
+  __device__ void octet(int i, float (&weights)[kOctet]) const {
+    uint4 words[kWords];
+    fetch(static_cast<unsigned>(i) / kOctet, words);
+    weigh(words, weights);
+  }
+};
+
+template <class Sum>
+__device__ __forceinline__ Sum sum_of(const float (&w)[kOctet]) {
+  const Sum first = (static_cast<Sum>(w[0]) + static_cast<Sum>(w[1])) +
+                    (static_cast<Sum>(w[2]) + static_cast<Sum>(w[3]));
+  return first + ((static_cast<Sum>(w[4]) + static_cast<Sum>(w[5])) +
+                  (static_cast<Sum>(w[6]) + static_cast<Sum>(w[7])));
+}
+
+/// In every lane the sum of its own and the values of the lanes before it, in groups of `width` lanes.
+template <class Sum>
+__device__ __forceinline__ Sum warp_prefix(Sum value, int width) {
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const float before = __shfl_up_sync(kAllLanes, prefix, distance);
-    if (lane >= distance) prefix += before;
+    const Sum before = __shfl_up_sync(kAllLanes, value, distance, width);
+    if (lane_index() % width >= distance) value += before;
   }
-  const float total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
-  margin += total * kPickMargin;
+  return value;
+}
+
+// Picks from prefixes that are only near the definition's: weights added in another order. Each lane adds up a
+// part of the block, the lanes in the order of the ids. Lanes begin at different octets of their parts, so that
+// they read from different banks. What lies behind the end of a block is read and not counted.
+constexpr unsigned kPart = kBlockSize / kWarpSize, kOctetsOfPart = kPart / kOctet;
+
+__device__ __forceinline__ unsigned octet_of_part(unsigned step) {
+  const auto lane = static_cast<unsigned>(lane_index());
+  return lane * kOctetsOfPart + (step + lane) % kOctetsOfPart;
+}
+
+/// What pick_step_by_step finds, where the lanes' parts sum up to `sum`. -1 where a prefix is so near the draw
+/// that the order could matter: within `relative_margin` of the block's sum and `margin_of_draw`.
+template <class Sum, class Weights>
+__device__ __forceinline__ int pick_in_parts(const Weights& source, Sum sum_of_part, double draw,
+                                             double margin_of_draw, double relative_margin) {
+  const auto wanted = static_cast<Sum>(draw);
+  const Sum prefix = warp_prefix(sum_of_part, kWarpSize);
+  const Sum total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+  const Sum margin = static_cast<Sum>(margin_of_draw) + total * static_cast<Sum>(relative_margin);
   const int chosen = first_lane(prefix > wanted);
   if (chosen < 0) return -1;
-  const float begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : 0.0f;
+  const Sum begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : Sum{0};
 
-  const int octet = chosen * kHalf + lane % kHalf;
+  // An octet of the part to a lane.
+  const int first = chosen * static_cast<int>(kPart) + lane_index() % static_cast<int>(kOctetsOfPart) * kOctet;
+  const bool is_inside = first < source.size();
   float w[kOctet];
-  quick_octet(source, octet * kOctet, w);
-  const float eight = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
-  prefix = eight;
-#pragma unroll
-  for (int distance = 1; distance < kHalf; distance *= 2) {
-    const float before = __shfl_up_sync(kAllLanes, prefix, distance, kHalf);
-    if (lane % kHalf >= distance) prefix += before;
-  }
-  const float before = __shfl_up_sync(kAllLanes, prefix, 1, kHalf);
-  float sum = lane % kHalf > 0 ? begin + before : begin;
+  source.octet(first, w);
+  const Sum own = is_inside ? sum_of<Sum>(w) : Sum{0};
+  Sum sum = begin + (warp_prefix(own, kOctetsOfPart) - own);
   int found = -1;
   bool clear = false;
 #pragma unroll
   for (int j = 0; j < kOctet; ++j) {
-    const float next = sum + w[j];
-    if (found < 0 && next > wanted) {
-      found = j;
+    const Sum next = sum + static_cast<Sum>(w[j]);
+    if (found < 0 && next > wanted && is_inside) {
+      found = first + j;
       clear = next > wanted + margin && sum < wanted - margin;
     }
     sum = next;
   }
   const int holder = first_lane(found >= 0);
   if (holder < 0 || !__shfl_sync(kAllLanes, clear, holder)) return -1;
-  const int first = (chosen * kHalf + holder % kHalf) * kOctet;
-  return first + __shfl_sync(kAllLanes, found, holder);
+  return __shfl_sync(kAllLanes, found, holder);
+}
+
+template <DType kDType>
+__device__ __noinline__ int quick_pick(QuickWeights<kDType> source, double draw, double margin) {
+  constexpr int kWords = QuickWeights<kDType>::kWords, kAtOnce = 8 / kWords;
+  float sums[kAtOnce] = {};
+#pragma unroll 1
+  for (unsigned step = 0; step < kOctetsOfPart; step += kAtOnce) {
+    uint4 words[kAtOnce][kWords];
+#pragma unroll
+    for (unsigned j = 0; j < kAtOnce; ++j) source.fetch(octet_of_part(step + j), words[j]);
+#pragma unroll
+    for (unsigned j = 0; j < kAtOnce; ++j) {
+      float w[kOctet];
+      source.weigh(words[j], w);
+      const float sum = sum_of<float>(w);
+      sums[j] += static_cast<int>(octet_of_part(step + j)) * kOctet < source.size() ? sum : 0.0f;
+    }
+  }
+#pragma unroll
+  for (int half = kAtOnce / 2; half >= 1; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
+  }
+  return pick_in_parts<float>(source, sums[0], draw, margin, kPickMargin);
+}
+
+/// From the definition's weights, in float64.
+template <class Weights>
+__device__ __noinline__ int precise_pick(Weights source, double draw, double margin) {
+  double sum = 0.0;
+#pragma unroll 1
+  for (unsigned step = 0; step < kOctetsOfPart; ++step) {
+    const int i = static_cast<int>(octet_of_part(step)) * kOctet;
+    float w[kOctet];
+    source.octet(i, w);
+    sum += i < source.size() ? sum_of<double>(w) : 0.0;
+  }
+  return pick_in_parts<double>(source, sum, draw, margin, kPrecisePickMargin);
+}
+
+/// For unscaled weights of a block of logits.
+__device__ __forceinline__ int pick_near(const WeightsOfLogits& source, double draw, double margin) {
+  const float max = source.exp2.reference, scale = source.exp2.scale;
+  int found;
+  switch (source.block.row.dtype) {
+    case DType::kBFloat16:
+      found = quick_pick(QuickWeights<DType::kBFloat16>(source.stage, source.size(), max, scale), draw, margin);
+      break;
+    case DType::kFloat16:
+      found = quick_pick(QuickWeights<DType::kFloat16>(source.stage, source.size(), max, scale), draw, margin);
+      break;
+    default:
+      found = quick_pick(QuickWeights<DType::kFloat32>(source.stage, source.size(), max, scale), draw, margin);
+  }
+  return found >= 0 ? found : precise_pick(source, draw, margin);
 }
 
 template <class Weights>
 __device__ __forceinline__ int pick_in_block(const Weights& source, double draw, PickScratch* scratch) {
-  const int found = quick_pick_in_block(source, static_cast<float>(draw), 0.0f, scratch);
+  const int found = precise_pick(source, draw, 0.0);
   return found >= 0 ? found : pick_step_by_step(source, draw, scratch);
 }
 

@@ -1,13 +1,14 @@
-// The chain program as one persistent kernel.
+// The chain program as one kernel.
 //
-// Work is cut into units: a CTA takes a few blocks of one row. Which rows are worth reading is only known
-// once earlier ones were judged, so units come from a queue. It starts with the first wave of every request:
-// its first slots, as many as `slots_per_wave`. The CTA that finishes the last unit a request waits for
-// judges its slots and, unless the request ends there, queues the rows that it needs next. So rows behind a
-// rejected draft are not read, and while some requests are judged the others are being read. With FLy, where
-// a verdict depends on those of later drafts, a request is judged once all its rows are read.
+// Work is cut into units, a CTA each: a few blocks of one row. They start in the order of their slots, those of
+// all requests abreast. The CTA that finishes the last unit of a wave (a few neighbouring slots of a request)
+// judges it, while the others go on reading. A unit whose request is decided by then returns at once: so most
+// rows behind a rejected draft are not read, and nobody ever waits for a verdict. With FLy, where a verdict
+// depends on those of later drafts, all slots are one wave.
 //
-// A CTA owns a unit only once it runs, so the kernel gets through with any number of resident CTAs.
+// A residual that is to be made is queued. The CTA that queued it makes it, and the last CTAs of the launch,
+// which have nothing to read, help. Their patience is limited: they are not needed for progress, whatever the
+// order in which CTAs start.
 
 #include "cuda/chain.h"
 
@@ -19,77 +20,52 @@
 namespace specdec_ops::cuda {
 namespace {
 
-/// Fills in what the warps of a unit need to know of its row.
-__device__ __forceinline__ void describe_row(const Plan& plan, Job* job) {
-  const Request& request = job->request;
-  const bool is_draft = job->kind == JobKind::kDraft;
-  const int64_t row = (is_draft ? request.first_draft : request.first_row) + job->slot;
-  job->with_sum = is_draft || needs_law(plan.params, request);
-  job->scale = is_draft ? request.draft_scale : request.scale;
-  job->row = row_of(is_draft ? plan.params.draft : plan.params.target, row);
-  job->stats = (is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks;
-  // A law that is not asked for, or a request without rows: the unit only arrives.
-  if (is_draft ? !request.has_law || request.greedy : request.num_slots(plan.params) == 0) {
-    job->stats = nullptr;
+#ifndef SPECDEC_CTAS
+#define SPECDEC_CTAS 5
+#endif
+constexpr int kCtasPerMultiprocessor = SPECDEC_CTAS;
+#ifndef SPECDEC_BPW
+#define SPECDEC_BPW 2
+#endif
+constexpr int kMostBlocksPerWarp = SPECDEC_BPW;
+/// Units that each warp of the device should get at least.
+constexpr int kLeastRounds = 3;
+/// How many blocks a warp may read before its wave is judged.
+#ifndef SPECDEC_ROUNDS
+#define SPECDEC_ROUNDS 3
+#endif
+constexpr int kRoundsPerWave = SPECDEC_ROUNDS;
+/// How often a CTA that helps with residuals looks for one in vain: some 100 us.
+constexpr int kPatience = 500;
+
+/// What a CTA reads: a few blocks of a row of one slot.
+struct Unit {
+  uint32_t request;
+  int slot, unit;
+  bool is_draft;
+
+  __device__ static Unit of(const Plan& plan, uint32_t number) {
+    const uint32_t kinds = plan.reads_draft_rows ? 2 : 1;
+    const uint32_t row = number / static_cast<uint32_t>(plan.units_per_row);
+    const auto batch = static_cast<uint32_t>(plan.params.batch);
+    const uint32_t slot = row / kinds / batch;
+    return {row / kinds - slot * batch, static_cast<int>(slot),
+            static_cast<int>(number - row * static_cast<uint32_t>(plan.units_per_row)), row % kinds != 0};
   }
+};
+
+/// Slots that somebody reads. A request without any row (no drafts, and its bonus token is given) has one all
+/// the same: somebody must judge it.
+__device__ __forceinline__ int num_read_slots(const Plan& plan, const Request& request) {
+  return max(static_cast<int>(request.num_slots(plan.params)), 1);
 }
 
-/// A unit of the first wave of every request; kNone where the request has no such row. One without any row
-/// (no drafts, and its bonus token is given) has one job all the same: somebody must judge it.
-__device__ __forceinline__ void take_initial_job(const Plan& plan, uint32_t number, Job* job) {
-  const uint32_t r = number / static_cast<uint32_t>(plan.jobs_per_request);
-  const int j = static_cast<int>(number - r * static_cast<uint32_t>(plan.jobs_per_request));
-  const bool is_draft = plan.reads_draft_rows && j % 2 == 1;
-  job->kind = is_draft ? JobKind::kDraft : JobKind::kTarget;
-  job->slot = plan.reads_draft_rows ? j / 2 : j;
-  const Request request = Request::load(plan.params, r);
-  const int64_t num_slots = request.num_slots(plan.params);
-  const int64_t num_targets = max(num_slots, int64_t{1});
-  if (job->slot >= (is_draft ? request.num_drafts : num_targets)) job->kind = JobKind::kNone;
-  const int64_t wave = plan.slots_per_wave;
-  const int64_t num_jobs =
-      min(wave, num_targets) + (plan.reads_draft_rows ? min(wave, request.num_drafts) : 0);
-  job->expected = static_cast<uint32_t>(num_jobs) * static_cast<uint32_t>(plan.units_per_row);
-  job->request = request;
-}
-
-/// Waits for a queued unit; kAllDone once every request is finished.
-__device__ __forceinline__ void take_queued_job(const Plan& plan, uint64_t place, Job* job) {
-  const volatile unsigned long long* num_finished = &plan.counters->num_finished;
-  for (;;) {
-    // In this order: nothing is queued once all are finished.
-    const bool all_finished = *num_finished == static_cast<unsigned long long>(plan.params.batch);
-    const uint64_t entry = place < plan.queue_size ? load_acquire(plan.queue + place) : 0;
-    if (entry != 0) {
-      const int64_t r = static_cast<int64_t>(entry >> 32) - 1;
-      job->kind = static_cast<JobKind>(entry & 3);
-      job->slot = static_cast<int64_t>((entry & 0xFFFFFFFF) >> 2);
-      job->expected = __ldcg(&plan.states[r].expected);
-      job->request = Request::load(plan.params, r);
-      return;
-    }
-    if (all_finished) {
-      job->kind = JobKind::kAllDone;
-      return;
-    }
-    __nanosleep(32);
-  }
-}
-
-__device__ __forceinline__ void take_job(const Plan& plan, Job* job) {
-  const uint64_t ticket = atomicAdd(&plan.counters->next_ticket, 1ULL);
-  const auto units_per_row = static_cast<uint32_t>(plan.units_per_row);
-  if (ticket < plan.initial_units) {
-    const uint32_t number = static_cast<uint32_t>(ticket) / units_per_row;
-    job->unit = static_cast<int>(static_cast<uint32_t>(ticket) - number * units_per_row);
-    take_initial_job(plan, number, job);
-  } else {
-    const uint64_t queued = ticket - plan.initial_units;
-    const uint64_t place = queued / units_per_row;
-    job->unit = static_cast<int>(queued - place * units_per_row);
-    take_queued_job(plan, place, job);
-  }
-  describe_row(plan, job);
+/// Units that a wave waits for.
+__device__ __forceinline__ uint32_t expected_units(const Plan& plan, const Request& request, int wave) {
+  const int begin = wave * plan.slots_per_wave, end = begin + plan.slots_per_wave;
+  int rows = min(end, num_read_slots(plan, request)) - begin;
+  if (plan.reads_draft_rows) rows += max(min(end, static_cast<int>(request.num_drafts)) - begin, 0);
+  return static_cast<uint32_t>(rows * plan.units_per_row);
 }
 
 /// The mass of max(p - q, 0) in one block, NaN if the draft law is not usable there.
@@ -116,25 +92,143 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
 }
 
 /// A unit of a residual. Each block takes the shared memory of two warps.
-__device__ __forceinline__ void run_residual_unit(const Plan& plan, const Job& job, uint4* stage) {
+__device__ __forceinline__ void run_residual_unit(const Plan& plan, const Request& request, int slot, int unit,
+                                                  uint4* stage) {
   constexpr int kWarps = kWarpsPerCta / 2;
   if (warp_index() >= kWarps) return;
 #pragma unroll 1
-  for (int i = warp_index(); i < kBlocksPerUnit; i += kWarps) {
-    const int block = job.unit * kBlocksPerUnit + i;
+  for (int i = warp_index(); i < plan.blocks_per_warp * kWarpsPerCta; i += kWarps) {
+    const int block = unit * plan.blocks_per_warp * kWarpsPerCta + i;
     if (block >= plan.num_blocks) return;
-    const float mass =
-        residual_mass(plan, job.request, job.slot, block, stage, stage + kWarps * plan.stage_words);
-    if (lane_index() == 0) plan.masses[job.request.index * plan.num_blocks + block] = mass;
+    const float mass = residual_mass(plan, request, slot, block, stage, stage + kWarps * plan.stage_words);
+    if (lane_index() == 0) plan.masses[request.index * plan.num_blocks + block] = mass;
   }
 }
 
-/// A unit of a row of logits: a warp to a block.
-__device__ __forceinline__ void run_unit(const Plan& plan, const Job& job, uint4* stage) {
-  const int block = job.unit * kBlocksPerUnit + warp_index();
-  if (block >= plan.num_blocks || job.stats == nullptr) return;
-  const BlockStats stats = block_stats(block_of(plan.params, job.row, block), job.scale, job.with_sum, stage);
-  if (lane_index() == 0) *reinterpret_cast<float2*>(job.stats + block) = make_float2(stats.max, stats.sum);
+/// A unit of a row of logits: a warp to a block. Completes the request.
+__device__ __forceinline__ void run_unit(const Plan& plan, Request& request, const Unit& unit, uint4* stage) {
+  int block = unit.unit * plan.blocks_per_warp * kWarpsPerCta + warp_index();
+  const int end = min(block + plan.blocks_per_warp * kWarpsPerCta, plan.num_blocks);
+  // A law that is not asked for, or a request without rows: the unit only arrives.
+  const bool is_read =
+      block < end && (unit.is_draft ? request.has_law && !request.greedy : request.num_slots(plan.params) > 0);
+  const int64_t row = (unit.is_draft ? request.first_draft : request.first_row) + unit.slot;
+  const RowRef row_ref = row_of(unit.is_draft ? plan.params.draft : plan.params.target, row);
+  BlockStats* stats_of_row = (unit.is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks;
+  if (is_read) stage_block(block_of(plan.params, row_ref, block), stage);
+  request.find_scales();
+  if (!is_read) return;
+  const float scale = unit.is_draft ? request.draft_scale : request.scale;
+  const bool with_sum = unit.is_draft || needs_law(plan.params, request);
+  for (;;) {
+    wait_for_copies();
+    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, with_sum, stage);
+    if (lane_index() == 0) *reinterpret_cast<float2*>(stats_of_row + block) = make_float2(stats.max, stats.sum);
+    block += kWarpsPerCta;
+    if (block >= end) return;
+    stage_block(block_of(plan.params, row_ref, block), stage);
+  }
+}
+
+/// In every thread: whether a counter reaches `expected` with this CTA. What CTAs wrote before they arrived is
+/// then visible.
+__device__ __forceinline__ bool arrives_last(uint32_t* counter, uint32_t expected) {
+  __shared__ bool is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = add_acq_rel(counter, 1) + 1 == expected;
+  __syncthreads();
+  return is_last;
+}
+
+/// A unit of a queued residual that nobody has taken; false where there is none.
+__device__ __forceinline__ bool take_residual_unit(const Plan& plan, uint64_t* entry, int* unit) {
+  const auto units = static_cast<unsigned long long>(plan.units_per_row);
+  volatile Counters* counters = plan.counters;
+  unsigned long long next = counters->next_residual_unit;
+  while (next < counters->num_queued * units) {
+    const unsigned long long seen = atomicCAS(&plan.counters->next_residual_unit, next, next + 1);
+    if (seen == next) {
+      // Its place was taken before the entry was written.
+      while ((*entry = load_acquire(plan.queue + next / units)) == 0) {
+      }
+      *unit = static_cast<int>(next % units);
+      return true;
+    }
+    next = seen;
+  }
+  return false;
+}
+
+/// Makes residuals while there are any; `patience`: how often to look again where there are none and requests
+/// are undecided.
+template <bool kLooksAhead>
+__device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint4* stage, Scratch& scratch) {
+  __shared__ uint64_t entry;
+  __shared__ int unit;
+  __shared__ bool is_taken;
+  for (;;) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      is_taken = take_residual_unit(plan, &entry, &unit);
+      const volatile uint32_t* num_finished = &plan.counters->num_finished;
+      for (; !is_taken && patience > 0 && *num_finished < plan.params.batch; --patience) {
+        __nanosleep(200);
+        is_taken = take_residual_unit(plan, &entry, &unit);
+      }
+    }
+    __syncthreads();
+    if (!is_taken) return;
+    Request request = Request::load(plan.params, static_cast<int64_t>(entry >> 32) - 1);
+    request.find_scales();
+    const auto slot = static_cast<int>(entry & 0xFFFFFFFF);
+    run_residual_unit(plan, request, slot, unit, stage);
+    if (!arrives_last(&plan.states[request.index].num_residual_units, static_cast<uint32_t>(plan.units_per_row)))
+      continue;
+    Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
+        .run_residual(slot);
+  }
+}
+
+/// Judges the waves of a request that are read, `wave` the last to become so. One CTA at a time does: one that
+/// finds another at it leaves its wave to that one.
+template <bool kLooksAhead>
+__device__ __forceinline__ Judgement judge_waves(const Plan& plan, const Request& request, int wave,
+                                                 uint4* stage, Scratch& scratch) {
+  __shared__ int begin_slot, end_slot;
+  unsigned long long* state = &plan.states[request.index].progress;
+  unsigned long long word = Progress::read(wave) | Progress::kIsJudged;
+  int next = 0;
+  bool is_mine = true;
+  if (threadIdx.x == 0 && plan.num_waves > 1) {
+    const unsigned long long before = or_acq_rel(state, word);
+    is_mine = (before & Progress::kIsJudged) == 0;
+    next = Progress::next_wave(before);
+    word |= before;
+  }
+  for (;;) {
+    if (threadIdx.x == 0) {
+      while (is_mine && Progress::end_wave(word, next) == next) {
+        const unsigned long long now = cas_acq_rel(state, word, Progress::released(word, next));
+        is_mine = now != word;
+        word = now;
+      }
+      begin_slot = is_mine ? next * plan.slots_per_wave : -1;
+      next = Progress::end_wave(word, next);
+      end_slot = next * plan.slots_per_wave;
+    }
+    __syncthreads();
+    if (begin_slot < 0) return Judgement::kGoesOn;
+    const int end = min(end_slot, static_cast<int>(request.num_slots(plan.params)));
+    int begin = begin_slot;
+    do {
+      const Judgement judgement =
+          Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
+              .run(begin, kLooksAhead ? end : min(begin + kLargestWave, end));
+      if (judgement != Judgement::kGoesOn) return judgement;
+      __syncthreads();
+      begin += kLargestWave;
+    } while (begin < end);
+  }
 }
 
 __global__ void __launch_bounds__(kCtaSize) clear_workspace(uint4* words, int64_t num_words) {
@@ -148,43 +242,47 @@ __global__ void __launch_bounds__(kCtaSize) clear_workspace(uint4* words, int64_
 }
 
 template <bool kLooksAhead>
-__global__ void __launch_bounds__(kCtaSize, 4) run_chain(const __grid_constant__ Plan plan) {
+__global__ void __launch_bounds__(kCtaSize, kCtasPerMultiprocessor)
+    run_chain(const __grid_constant__ Plan plan) {
   extern __shared__ uint4 shared[];
-  __shared__ Job job;
-  __shared__ bool is_last;
   uint4* stage = shared + warp_index() * plan.stage_words;
   Scratch& scratch = *reinterpret_cast<Scratch*>(shared + kWarpsPerCta * plan.stage_words);
-  wait_for_cleared_workspace();
-  for (;;) {
-    if (threadIdx.x == 0) take_job(plan, &job);
-    __syncthreads();
-    if (job.kind == JobKind::kAllDone) return;
-    if (job.kind != JobKind::kNone) {
-      if (job.kind == JobKind::kResidual) {
-        run_residual_unit(plan, job, stage);
-      } else {
-        run_unit(plan, job, stage);
-      }
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicAdd(&plan.states[job.request.index].arrived, 1u) + 1 == job.expected;
-        __threadfence();
-      }
-      __syncthreads();
-      if (is_last) {
-        const Request request = job.request;
-        Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
-      }
-    }
-    __syncthreads();
+  if (blockIdx.x < plan.num_units) {
+    const Unit unit = Unit::of(plan, blockIdx.x);
+    const bool is_first_wave = unit.slot < plan.slots_per_wave;
+    if (!is_first_wave) wait_for_cleared_workspace();
+    Request request = Request::load(plan.params, unit.request,
+                                    is_first_wave ? nullptr : &plan.states[unit.request].decided);
+    if (unit.slot >= (unit.is_draft ? request.num_drafts : num_read_slots(plan, request))) return;
+    if (!is_first_wave && __syncthreads_or(request.decided)) return;
+    run_unit(plan, request, unit, stage);
+    wait_for_cleared_workspace();
+    const int wave = unit.slot / plan.slots_per_wave;
+    if (!arrives_last(plan.arrived + request.index * plan.num_waves + wave,
+                      expected_units(plan, request, wave)))
+      return;
+    const Judgement judgement = judge_waves<kLooksAhead>(plan, request, wave, stage, scratch);
+    if (judgement != Judgement::kNeedsResidual) return;
+  } else {
+    wait_for_cleared_workspace();
   }
+  const bool is_helper = blockIdx.x >= plan.num_units;
+  make_residuals<kLooksAhead>(plan, is_helper ? kPatience : 0, stage, scratch);
 }
 
 // ---- Host ----
 
 int64_t num_target_rows(const ChainParams& params) {
   return params.num_drafts + (params.has_bonus_rows ? params.batch : 0);
+}
+
+bool has_dense_law(const ChainParams& params) {
+  return params.draft_law == DraftLawKind::kLogits || params.draft_law == DraftLawKind::kProbs;
+}
+
+/// Slots of a request of which somebody reads a row, at least one.
+int64_t most_slots(const ChainParams& params) {
+  return std::max<int64_t>(params.width - (params.bonus_token_ids ? 1 : 0), 1);
 }
 
 /// Cuts a workspace into its parts; the sum of their sizes where there is none yet.
@@ -213,19 +311,14 @@ struct Layout {
 
 Layout lay_out(Plan& plan, void* workspace) {
   const ChainParams& params = plan.params;
-  const bool has_dense_law =
-      params.draft_law == DraftLawKind::kLogits || params.draft_law == DraftLawKind::kProbs;
   const int64_t rows = num_target_rows(params);
   const int64_t draft_rows = plan.reads_draft_rows ? params.num_drafts : 0;
-  const int64_t residuals = has_dense_law ? params.batch : 0;
-  // Counts that nobody has checked may make requests share rows.
-  const int64_t most_slots = std::min(params.width, params.num_drafts + 1);
-  const int64_t queue_size = params.batch * most_slots * (plan.reads_draft_rows ? 2 : 1) + residuals;
-  plan.queue_size = static_cast<uint64_t>(queue_size);
+  const int64_t residuals = has_dense_law(params) ? params.batch : 0;
   Cutter cutter(workspace);
   plan.counters = cutter.take<Counters>(1);
   plan.states = cutter.take<RequestState>(params.batch);
-  plan.queue = cutter.take<uint64_t>(queue_size);
+  plan.arrived = cutter.take<uint32_t>(params.batch * most_slots(params));
+  plan.queue = cutter.take<uint64_t>(residuals);
   const size_t cleared = cutter.size();
   plan.target_stats = cutter.take<BlockStats>(rows * plan.num_blocks);
   plan.draft_stats = cutter.take<BlockStats>(draft_rows * plan.num_blocks);
@@ -238,7 +331,6 @@ Plan plan_of(const ChainParams& params) {
   Plan plan = {};
   plan.params = params;
   plan.num_blocks = static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
-  plan.units_per_row = (plan.num_blocks + kBlocksPerUnit - 1) / kBlocksPerUnit;
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
   plan.may_be_quick =
       params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
@@ -286,18 +378,25 @@ const DeviceFacts& facts_of(int device) {
   return facts[index];
 }
 
-/// How eagerly rows are read: enough of them at once to keep the device busy while requests are judged.
+/// Large units save trips to memory, small ones keep all of the device busy.
+void choose_unit(Plan& plan, int warps_on_device) {
+  const int64_t blocks =
+      plan.params.batch * most_slots(plan.params) * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
+  plan.blocks_per_warp =
+      static_cast<int>(std::clamp<int64_t>(blocks / (kLeastRounds * int64_t{warps_on_device}), 1, kMostBlocksPerWarp));
+  const int blocks_per_unit = plan.blocks_per_warp * kWarpsPerCta;
+  plan.units_per_row = (plan.num_blocks + blocks_per_unit - 1) / blocks_per_unit;
+}
+
+/// Large waves save judges, small ones rows: requests are judged at once where the device reads all of them at
+/// once, and slot by slot where it has other requests to read meanwhile.
 void choose_wave(Plan& plan, int warps_on_device) {
-  const int64_t most_slots = plan.params.width - (plan.params.bonus_token_ids ? 1 : 0);
-  const int64_t most = std::clamp<int64_t>(most_slots, 1, kLargestWave);
+  const int64_t most = most_slots(plan.params);
   const int64_t blocks = plan.params.batch * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
-  const bool needs_all = plan.params.fly_window_size > 0;
-  plan.slots_per_wave = static_cast<int>(
-      needs_all ? most : std::clamp<int64_t>(3 * int64_t{warps_on_device} / blocks, 1, most));
-  plan.jobs_per_request = plan.slots_per_wave * (plan.reads_draft_rows ? 2 : 1);
-  plan.initial_units = static_cast<uint64_t>(plan.params.batch) *
-                       static_cast<uint64_t>(plan.jobs_per_request) *
-                       static_cast<uint64_t>(plan.units_per_row);
+  const int64_t wave = std::clamp<int64_t>(kRoundsPerWave * int64_t{warps_on_device} / blocks,
+                                           (most + Progress::kMostWaves - 1) / Progress::kMostWaves, most);
+  plan.slots_per_wave = static_cast<int>(plan.params.fly_window_size > 0 ? most : wave);
+  plan.num_waves = static_cast<int>((most + plan.slots_per_wave - 1) / plan.slots_per_wave);
 }
 
 }  // namespace
@@ -316,8 +415,17 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
                     (plan.reads_draft_rows && params.draft.dtype == DType::kFloat32);
   const DType widest = wide ? DType::kFloat32 : DType::kBFloat16;
   plan.stage_words = stage_words(widest);
-  const int ctas = facts.num_multiprocessors * (wide ? 2 : 4);
-  choose_wave(plan, ctas * kWarpsPerCta);
+  const int warps_on_device = facts.num_multiprocessors * kWarpsPerCta * (wide ? 2 : kCtasPerMultiprocessor);
+  choose_unit(plan, warps_on_device);
+  choose_wave(plan, warps_on_device);
+  const int64_t num_units =
+      params.batch * most_slots(params) * (plan.reads_draft_rows ? 2 : 1) * plan.units_per_row;
+  const int64_t num_helpers =
+      has_dense_law(params) && params.num_drafts > 0
+          ? std::min<int64_t>(facts.num_multiprocessors, params.batch * plan.units_per_row)
+          : 0;
+  if (num_units + num_helpers > INT32_MAX) return cudaErrorInvalidConfiguration;
+  plan.num_units = static_cast<uint32_t>(num_units);
 
   const size_t shared = kWarpsPerCta * plan.stage_words * sizeof(uint4) + sizeof(Scratch) +
                         2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
@@ -329,7 +437,7 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
 
   cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(std::min<uint64_t>(ctas, plan.initial_units));
+  config.gridDim = static_cast<unsigned>(num_units + num_helpers);
   config.blockDim = kCtaSize;
   config.dynamicSmemBytes = shared;
   config.stream = stream;

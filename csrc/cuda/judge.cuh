@@ -6,6 +6,9 @@
 /// What becomes of a request once the rows it waited for are read.
 namespace specdec_ops::cuda {
 
+/// What a request waits for after its judge.
+enum class Judgement : int32_t { kFinished, kGoesOn, kNeedsResidual };
+
 /// What to draw from where no further draft is accepted.
 enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
@@ -32,10 +35,16 @@ struct Attempt {
   bool kept, unusable;
 };
 
+/// Numbers of the blocks of all rows that are judged at once. In the shared memory of the blocks, before any is
+/// fetched.
+struct StatsOfRows {
+  BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
+  double weights[kRowsAtOnce][kBlocksAtOnce + 1];
+};
+static_assert(sizeof(StatsOfRows) <= kWarpsPerCta * stage_words(DType::kBFloat16) * sizeof(uint4));
+
 struct Scratch {
   union {
-    /// While laws are made.
-    BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
     /// While a token is drawn.
     PickScratch pick[kWarpsPerCta];
     /// While an entropy is found.
@@ -138,39 +147,35 @@ class Judge {
         request_(request),
         stage_(stage),
         s_(scratch),
+        of_rows_(*reinterpret_cast<StatsOfRows*>(stage - warp_index() * plan.stage_words)),
         masses_(masses),
         prefixes_(masses + plan.num_blocks) {}
 
-  __device__ __forceinline__ void run() {
-    const RequestState state = load_state(plan_.states + request_.index);
-    const bool has_residual = state.end == RequestState::kInResidual;
-    begin_ = state.begin;
-    end_ = state.end > 0 ? state.end : min(num_slots(), plan_.slots_per_wave);
-    int last = 0;
-    if (has_residual) {
-      end_ = begin_ + 1;
-      take_laws_of_residual();
-      if (thread() == 0) {
-        s_.verdicts[0] = {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1};
-      }
-      __syncthreads();
-    } else {
-      last = judge();
-      if (last < 0) return;
-    }
+  /// Judges the slots from `begin` to `end`, which are read, as those before them are.
+  __device__ __forceinline__ Judgement run(int begin, int end) {
+    begin_ = begin;
+    end_ = end;
+    const int last = judge();
+    if (last >= 0) end_at(last, s_.verdicts[last], /*has_residual=*/false);
+    return judgement_;
+  }
 
-    const Verdict verdict = s_.verdicts[last];
-    Status status = verdict.status;
-    if (verdict.outcome == Outcome::kDraws) {
-      const int64_t token = draw(last, verdict, has_residual, &status);
-      if (token < 0) return queue_residual(last);
-      if (thread() == 0) emit_with_logprob(last, token);
-    }
-    finish(begin_ + last, status);
+  /// Draws the recovered token of a slot from its residual, which is made.
+  __device__ __forceinline__ void run_residual(int slot) {
+    begin_ = slot;
+    end_ = slot + 1;
+    take_laws_of_residual();
+    end_at(0, {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1}, true);
   }
 
  private:
-  /// What a thread has loaded for slot begin_ + its index, before there are laws to hold it against.
+  /// The slot, from begin_ on, that a thread judges. Those of the last warp do: where there are few slots it has
+  /// no row to look after.
+  static constexpr int kFirstJudge = kCtaSize - kWarpSize;
+  __device__ __forceinline__ static int own_slot() { return thread() - kFirstJudge; }
+  __device__ __forceinline__ bool has_slot() const { return own_slot() >= 0 && own_slot() < end_ - begin_; }
+
+  /// What a thread has loaded for its slot, before there are laws to hold it against.
   struct Draft {
     int64_t x = -1;
     bool is_draft = false, valid = false;
@@ -179,6 +184,17 @@ class Judge {
     float target = 0.0f, draft = 0.0f;
     double coin = 1.0;
   };
+
+  /// Ends the request in slot begin_ + last.
+  __device__ __forceinline__ void end_at(int last, const Verdict verdict, bool has_residual) {
+    Status status = verdict.status;
+    if (verdict.outcome == Outcome::kDraws) {
+      const int64_t token = draw(last, verdict, has_residual, &status);
+      if (token < 0) return queue_residual(last);
+      if (thread() == 0) emit_with_logprob(last, token);
+    }
+    finish(begin_ + last, status);
+  }
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
 
@@ -203,25 +219,24 @@ class Judge {
 
   __device__ __forceinline__ Draft load_draft() const {
     Draft draft;
-    const int64_t slot = begin_ + thread();
-    draft.is_draft = thread() < end_ - begin_ && slot < request_.num_drafts;
+    const int64_t slot = begin_ + own_slot();
+    draft.is_draft = has_slot() && slot < request_.num_drafts;
     if (!draft.is_draft) return draft;
     draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
-    draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
-    if (!draft.valid) return draft;
     const bool is_synthetic = params_.rule == Rule::kSynthetic;
-    if (!request_.greedy) {
+    // The coin is found while the draft is on its way.
+    if (is_synthetic || (!request_.greedy && params_.rule == Rule::kTokenLevel)) {
+      draft.coin = params_.accept_uniforms
+                       ? at(params_.accept_uniforms, request_.first_draft + slot)
+                       : random_number(request_.seed, Stream::kAccept, slot, request_.position);
+      if (is_synthetic) draft.wins = draft.coin < at(params_.accept_rates, slot);
+    }
+    draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
+    if (!draft.valid) draft.wins = false;
+    if (draft.valid && !request_.greedy) {
       draft.target = element(target_row(slot), draft.x);
       if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
     }
-    if (!is_synthetic && (request_.greedy || params_.rule != Rule::kTokenLevel)) return draft;
-    if (params_.accept_uniforms) {
-      draft.coin = at(params_.accept_uniforms, request_.first_draft + slot);
-    } else {
-      draft.coin = random_number(at(params_.seeds, request_.index), Stream::kAccept, slot,
-                                 at(params_.positions, request_.index));
-    }
-    if (is_synthetic) draft.wins = draft.coin < at(params_.accept_rates, slot);
     return draft;
   }
 
@@ -251,7 +266,7 @@ class Judge {
 #pragma unroll
       for (int i = 0; i < kBlocksAtOnce / kThreadsPerRow; ++i) {
         const int block = thread() % kThreadsPerRow + i * kThreadsPerRow;
-        if (block < count) s_.stats[row][block] = load_stats(stats + block);
+        if (block < count) of_rows_.stats[row][block] = load_stats(stats + block);
       }
     }
     __syncthreads();
@@ -271,8 +286,8 @@ class Judge {
       const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
       load_stats_of_row(is_present, first, count);
       for (int block = within; block < count && is_present; block += kThreadsPerRow) {
-        row_max.max = fmaxf(row_max.max, s_.stats[row][block].max);
-        row_max.non_finite |= s_.stats[row][block].sum != s_.stats[row][block].sum;
+        row_max.max = fmaxf(row_max.max, of_rows_.stats[row][block].max);
+        row_max.non_finite |= of_rows_.stats[row][block].sum != of_rows_.stats[row][block].sum;
       }
       if (num_groups() > 1) __syncthreads();
     }
@@ -303,9 +318,7 @@ class Judge {
     const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
     const bool is_present = present_rows() >> row & 1;
     const RowMax row_max = s_.row_max[row];
-    // Nobody needs a block at this time.
-    double* block_weights =
-        reinterpret_cast<double*>(stage_ - warp_index() * plan_.stage_words) + row * (kBlocksAtOnce + 1);
+    double* block_weights = of_rows_.weights[row];
     if (needs_law(params_, request_)) {
       const float scale = scale_of(row);
       double total = 0.0;
@@ -315,7 +328,7 @@ class Judge {
         if (num_groups() > 1 || reload) load_stats_of_row(is_present, first, count);
 #pragma unroll 1
         for (int block = within; block < count && is_present; block += kThreadsPerRow) {
-          const BlockStats stats = s_.stats[row][block];
+          const BlockStats stats = of_rows_.stats[row][block];
           const double distance = (static_cast<double>(stats.max) - static_cast<double>(row_max.max)) *
                                   static_cast<double>(scale);
           block_weights[block] = stats.sum > 0.0f ? exp2_out_of_line(distance) : 0.0;
@@ -329,7 +342,7 @@ class Judge {
 #pragma unroll
           for (int j = 0; j < kInStep; ++j) {
             const bool inside = block + j < count;
-            sums[j] = inside ? static_cast<double>(s_.stats[row][block + j].sum) : 0.0;
+            sums[j] = inside ? static_cast<double>(of_rows_.stats[row][block + j].sum) : 0.0;
             weights[j] = inside ? block_weights[block + j] : 0.0;
           }
 #pragma unroll
@@ -392,7 +405,7 @@ class Judge {
     const RowMax row_max = s_.row_max[row];
     float total = 0.0f;
     for (int block = within; block < plan_.num_blocks && is_present; block += kThreadsPerRow) {
-      const BlockStats stats = s_.stats[row][block];
+      const BlockStats stats = of_rows_.stats[row][block];
       if (stats.sum > 0.0f) total += stats.sum * quick_exp2((stats.max - row_max.max) * scale_of(row));
     }
 #pragma unroll
@@ -404,7 +417,7 @@ class Judge {
     if (__syncthreads_or(is_present && !is_plain)) return false;
 
     const int count = end_ - begin_;
-    if (thread() < count) s_.verdicts[thread()] = quick_verdict_of(draft);
+    if (has_slot()) s_.verdicts[own_slot()] = quick_verdict_of(draft);
     __syncthreads();
     int last = 0;
     while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
@@ -423,7 +436,7 @@ class Judge {
   }
 
   __device__ __forceinline__ Verdict quick_verdict_of(const Draft& draft) const {
-    const int i = thread();
+    const int i = own_slot();
     Verdict verdict = {Outcome::kDraws, Final::kTarget, Status::kOk, 0.0f, draft.x, draft.x};
     if (draft.is_draft && draft.x != -1 && !draft.valid) verdict.status = Status::kInvalidDraftId;
     if (!draft.valid) return verdict;
@@ -473,7 +486,7 @@ class Judge {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int block = 2 * lane_index() + j;
-      const BlockStats stats = block < plan_.num_blocks ? s_.stats[i][block] : BlockStats{kMasked, 0.0f};
+      const BlockStats stats = block < plan_.num_blocks ? of_rows_.stats[i][block] : BlockStats{kMasked, 0.0f};
       block_max[j] = stats.max;
       weight[j] = exp2_out_of_line((static_cast<double>(stats.max) - law.max) * request_.scale);
       mass[j] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * weight[j] : 0.0;
@@ -498,6 +511,10 @@ class Judge {
       touched = __shfl_sync(kAllLanes, touched, static_cast<int>(verdict.x / (2 * kBlockSize)));
     }
     const double margin = 2e-6 * touched + 1e-12 * static_cast<double>(law.total);
+    // The numbers of all attempts of the warp, two to an attempt.
+    const int own_attempt = lane_index() / 2 * kWarpsPerCta + warp_index();
+    const double uniforms = final_uniform(slot, thins ? 2 * own_attempt + lane_index() % 2 : 0);
+    static_assert(2 * kThinningAttempts / kWarpsPerCta <= kWarpSize, "a lane holds each");
     __syncthreads();  // what picks write lies where the blocks' numbers were
 
     const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
@@ -506,7 +523,8 @@ class Judge {
       const int attempt = first + warp_index();
       Attempt result = {-1, false, false};
       if (thins || attempt == 0) {
-        const double threshold = final_uniform(slot, thins ? 2 * attempt : 0) * total;
+        const int holder = 2 * first / kWarpsPerCta;
+        const double threshold = __shfl_sync(kAllLanes, uniforms, holder) * total;
         const int hit = first_lane(prefix > threshold);
         const bool is_second = before + mass[0] <= threshold;
         const double own_before = is_second ? before + mass[0] : before,
@@ -516,16 +534,16 @@ class Judge {
         result.unusable = hit < 0 || !__shfl_sync(kAllLanes, clear, max(hit, 0));
         if (!result.unusable) {
           const int chosen = 2 * hit + __shfl_sync(kAllLanes, static_cast<int>(is_second), hit);
-          const double rest = __shfl_sync(kAllLanes, (threshold - own_before) / own_weight, hit);
-          const double rest_margin = __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) / own_weight, hit);
+          const double in_weights = 1.0 / own_weight;
+          const double rest = __shfl_sync(kAllLanes, (threshold - own_before) * in_weights, hit);
+          const double rest_margin = __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) * in_weights, hit);
           const float max = __shfl_sync(kAllLanes, is_second ? block_max[1] : block_max[0], hit);
           const BlockRef block = block_of(params_, target_row(slot), chosen);
           fetch_block(block, stage_);
           if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
           const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
           PickScratch* scratch = s_.pick + warp_index();
-          int found = quick_pick_in_block(weights, static_cast<float>(rest), static_cast<float>(rest_margin),
-                                          scratch);
+          int found = pick_near(weights, rest, rest_margin);
           if (found < 0) {
             found = pick_step_by_step(weights, rest - rest_margin, scratch);
             if (found != pick_step_by_step(weights, rest + rest_margin, scratch)) found = -1;
@@ -535,9 +553,10 @@ class Judge {
           result.kept = true;
         }
         if (thins && !result.unusable) {
-          const float rest_of_u = 1.0f - static_cast<float>(final_uniform(slot, 2 * attempt + 1));
-          const float p = quick_prob(law, request_.scale, element(target_row(slot), result.token));
           const float entry = element(draft_row(slot), result.token);
+          const double u = __shfl_sync(kAllLanes, uniforms, 2 * first / kWarpsPerCta + 1);
+          const float rest_of_u = 1.0f - static_cast<float>(u);
+          const float p = quick_prob(law, request_.scale, element(target_row(slot), result.token));
           const float q = entry == kMasked ? 0.0f : quick_draft_prob(i, entry);
           const float difference = rest_of_u * p - q;
           result.kept = difference > 0.0f;
@@ -578,18 +597,27 @@ class Judge {
     if (!any) return;
 #pragma unroll 1
     for (int i = warp_index(); i < end_ - begin_; i += kWarpsPerCta) {
-      const int64_t id = argmax_of(begin_ + i, s_.row_max[i].max);
+      const int64_t id = argmax_of(i);
       if (lane_index() == 0) s_.argmax[i] = id;
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ int64_t argmax_of(int64_t slot, float max) const {
+  __device__ __forceinline__ int64_t argmax_of(int i) const {
+    const int64_t slot = begin_ + i;
     const BlockStats* stats = target_stats(slot);
+    const float max = s_.row_max[i].max;
+    // Then blocks have their indices in place of sums.
+    const bool has_index = !needs_law(params_, request_) && !s_.row_max[i].non_finite;
 #pragma unroll 1
     for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
       const int block = first + lane_index();
-      const bool holds = block < plan_.num_blocks && load_stats(stats + block).max == max;
+      const BlockStats of_block = block < plan_.num_blocks ? load_stats(stats + block) : BlockStats{max, 0.0f};
+      const bool holds = block < plan_.num_blocks && of_block.max == max;
+      if (const int holder = first_lane(holds); has_index && holder >= 0) {
+        const auto index = static_cast<int64_t>(__shfl_sync(kAllLanes, of_block.sum, holder));
+        return (first + holder) * int64_t{kBlockSize} + index;
+      }
 #pragma unroll 1
       for (unsigned rest = __ballot_sync(kAllLanes, holds); rest != 0; rest &= rest - 1) {
         const int candidate = first + __ffs(static_cast<int>(rest)) - 1;
@@ -603,9 +631,9 @@ class Judge {
 
   // ---- Verdicts ----
 
-  /// What a thread makes of slot begin_ + its index.
+  /// What a thread makes of its slot.
   __device__ __forceinline__ Verdict verdict_of(const Draft& draft) const {
-    const int i = thread();
+    const int i = own_slot();
     Verdict verdict = {Outcome::kEnds, Final::kTarget, row_status(i), __builtin_nanf(""), -1, -1};
     if (verdict.status != Status::kOk) {
       verdict.token = s_.argmax[i];
@@ -635,7 +663,7 @@ class Judge {
 
   /// Whether the valid draft of a sampled request is accepted; otherwise what to draw from.
   __device__ __forceinline__ void judge_draft(const Draft& draft, Verdict* verdict) const {
-    const int i = thread();
+    const int i = own_slot();
     const double p = exp2_out_of_line(s_.laws[i].log2_prob(draft.target));
     // No q is above 1: a coin below p accepts whatever q is.
     const bool accepted = accepts(draft, draft.coin < p);
@@ -663,7 +691,7 @@ class Judge {
   __device__ __forceinline__ double draft_prob(const Draft& draft) const {
     double q = 0.0;
     if (params_.draft_law == DraftLawKind::kSupport) {
-      const int64_t row = request_.first_draft + begin_ + thread();
+      const int64_t row = request_.first_draft + begin_ + own_slot();
 #pragma unroll 1
       for (int64_t j = 0; j < params_.draft_support_size; ++j) {
         const int64_t id = at(params_.draft_support_ids, row, j);
@@ -673,9 +701,9 @@ class Judge {
         if (id == draft.x) q = q + prob;
       }
     } else {
-      if (params_.draft_law == DraftLawKind::kLogits && !s_.laws[kLargestWave + thread()].usable())
+      if (params_.draft_law == DraftLawKind::kLogits && !s_.laws[kLargestWave + own_slot()].usable())
         return __builtin_nan("");
-      q = dense_prob(thread(), draft.draft);
+      q = dense_prob(own_slot(), draft.draft);
     }
     return q > 0.0 && is_finite(q) ? q : __builtin_nan("");
   }
@@ -694,15 +722,7 @@ class Judge {
   /// where there is nothing left to do, or other rows are waited for.
   __device__ __forceinline__ int judge() {
     const int64_t window = kLooksAhead ? params_.fly_window_size : 0;
-    if constexpr (kLooksAhead) {
-      if (end_ < num_slots()) {
-        __syncthreads();  // every thread has loaded the state that is now replaced
-        queue_next_wave();
-        return -1;
-      }
-      begin_ = 0;
-      end_ = min(num_slots(), kLargestWave);
-    }
+    if constexpr (kLooksAhead) end_ = min(num_slots(), kLargestWave);
     // FLy: the rejected draft whose window is being looked at, or -1.
     int deferred = -1;
     bool may_defer = kLooksAhead;
@@ -719,7 +739,7 @@ class Judge {
       }
       find_argmaxes();
       const int count = end_ - begin_;
-      if (thread() < count) s_.verdicts[thread()] = verdict_of(draft);
+      if (has_slot()) s_.verdicts[own_slot()] = verdict_of(draft);
       __syncthreads();
 
       int last = 0;
@@ -773,10 +793,10 @@ class Judge {
   /// The given uniform, or number `draw` of those at the position of the slot.
   __device__ __forceinline__ double final_uniform(int64_t slot, int64_t draw) const {
     if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
-    const int64_t seed = at(params_.seeds, request_.index), position = at(params_.positions, request_.index);
     const bool is_draft = params_.final_stream == Stream::kDraft;
-    return random_number(seed, is_draft ? Stream::kDraft : Stream::kTarget,
-                         is_draft ? params_.final_slot : draw, is_draft ? position : position + slot);
+    return random_number(request_.seed, is_draft ? Stream::kDraft : Stream::kTarget,
+                         is_draft ? params_.final_slot : draw,
+                         is_draft ? request_.position : request_.position + slot);
   }
 
   /// The recovered, bonus or sampled token; -1 where the residual must be made first.
@@ -1003,13 +1023,17 @@ class Judge {
         params_.num_accepted[request_.index] = static_cast<int32_t>(num_accepted);
       }
       params_.status[request_.index] = static_cast<int32_t>(status);
-      atomicAdd(&plan_.counters->num_finished, 1ULL);
+      plan_.states[request_.index].decided = 1;
+      atomicAdd(&plan_.counters->num_finished, 1u);
     }
   }
 
   /// Where every slot that was read is accepted.
-  __device__ __forceinline__ void go_on() const {
-    if (end_ < num_slots()) return queue_next_wave();
+  __device__ __forceinline__ void go_on() {
+    if (end_ < num_slots()) {
+      judgement_ = Judgement::kGoesOn;
+      return;
+    }
     // Without a row of its own the bonus token is a given one.
     const int64_t token = at(params_.bonus_token_ids, request_.index);
     const bool valid = token >= 0 && token < params_.vocab_size;
@@ -1020,37 +1044,15 @@ class Judge {
     finish(end_, valid || token == -1 ? Status::kOk : Status::kInvalidDraftId);
   }
 
-  // ---- What is read next ----
-
-  __device__ __forceinline__ void publish(RequestState next, int num_jobs) const {
-    next.expected = static_cast<uint32_t>(num_jobs) * static_cast<uint32_t>(plan_.units_per_row);
-    plan_.states[request_.index] = next;
-  }
-
-  __device__ __forceinline__ void queue_residual(int i) const {
+  /// Every CTA of the device may help to make it.
+  __device__ __forceinline__ void queue_residual(int i) {
+    judgement_ = Judgement::kNeedsResidual;
     if (thread() != 0) return;
-    publish({0, 0, begin_ + i, RequestState::kInResidual}, 1);
+    plan_.states[request_.index].decided = 1;
     plan_.laws[2 * request_.index] = s_.laws[i];
     plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
-    const auto place = atomicAdd(&plan_.counters->num_queued, 1ULL);
-    store_release(plan_.queue + place, packed(JobKind::kResidual, request_.index, begin_ + i));
-  }
-
-  __device__ __forceinline__ void queue_next_wave() const {
-    if (thread() != 0) return;
-    const int end = min(num_slots(), end_ + plan_.slots_per_wave);
-    const int num_targets = end - end_;
-    const int num_drafts =
-        plan_.reads_draft_rows ? static_cast<int>(min(int64_t{end}, request_.num_drafts)) - end_ : 0;
-    publish({0, 0, end_, end}, num_targets + num_drafts);
-    auto place =
-        atomicAdd(&plan_.counters->num_queued, static_cast<unsigned long long>(num_targets + num_drafts));
-#pragma unroll 1
-    for (int i = 0; i < num_targets; ++i) {
-      store_release(plan_.queue + place++, packed(JobKind::kTarget, request_.index, end_ + i));
-      if (i < num_drafts)
-        store_release(plan_.queue + place++, packed(JobKind::kDraft, request_.index, end_ + i));
-    }
+    const uint32_t place = atomicAdd(&plan_.counters->num_queued, 1u);
+    store_release(plan_.queue + place, pack(request_.index, begin_ + i));
   }
 
   const Plan& plan_;
@@ -1059,12 +1061,14 @@ class Judge {
   /// The warp's own.
   uint4* stage_;
   Scratch& s_;
+  StatsOfRows& of_rows_;
   double* masses_;
   double* prefixes_;
   /// The slots that are judged.
   int begin_ = 0, end_ = 0;
   /// Where every attempt at a recovered token has failed, and none was too near to call; or -1.
   int thinned_ = -1;
+  Judgement judgement_ = Judgement::kFinished;
 };
 
 }  // namespace specdec_ops::cuda

@@ -204,7 +204,7 @@ def residual(p: Float64Array, q: Float64Array) -> Float64Array:
 
 
 #: How often a recovered token is sought among draws from the target law before its own law is made.
-THINNING_ATTEMPTS = 8
+THINNING_ATTEMPTS = 32
 
 
 def recover(p: Float64Array, x: int, law: DraftLaw, draft: int, draws: Draws) -> tuple[int, Status]:
