@@ -230,8 +230,8 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-/// Begins to fetch a block into shared memory, padded with -inf to whole rows; wait_for_copies ends it. A thread
-/// fetches what it will read, so nobody waits for another thread.
+/// Begins to fetch a block into shared memory, padded with -inf to whole rows; wait_for_copies ends it. A
+/// thread fetches what it will read, so nobody waits for another thread.
 template <DType kDType>
 __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage) {
   constexpr int kItemSize = kDType == DType::kFloat32 ? 4 : 2;
@@ -387,20 +387,38 @@ __device__ __forceinline__ BlockStats staged_argmax(const uint4* stage, int rows
   return {best, static_cast<float>(staged_index<kDType>(stage, rows, best))};
 }
 
-/// Maximum and sum of weights; without `with_sum` what staged_argmax says.
+/// What is asked of a block beside its maximum.
+enum class Sum {
+  kNone,
+  /// By the special function unit, within 2e-6 of the definition's: a third of the instructions.
+  kQuick,
+  kDefined,
+};
+
+/// Maximum and sum of weights; without a sum what staged_argmax says.
 template <DType kDType>
-__device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows, float scale, bool with_sum) {
-  if (!with_sum) return staged_argmax<kDType>(stage, rows);
+__device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows, float scale, Sum sum) {
+  if (sum == Sum::kNone) return staged_argmax<kDType>(stage, rows);
   const float best = staged_max<kDType>(stage, rows, nullptr);
   if (!(best > kMasked) || best == -kMasked) {
     const BlockStats stats = staged_argmax<kDType>(stage, rows);
     return {best, stats.sum != stats.sum ? stats.sum : 0.0f};
   }
-  const Exp2 exp2(best, scale);
   float sums[kOctet] = {};
+  constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
+  if (sum == Sum::kQuick) {
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r) {
+      uint32_t words[kWords];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) sums[j] += quick_exp2((word_element<kDType>(words, j) - best) * scale);
+    }
+    return {best, tree_sum(sums)};
+  }
+  const Exp2 exp2(best, scale);
 #pragma unroll 2
   for (int r = 0; r < rows; ++r) {
-    constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
     uint32_t words[kWords];
     staged_words<kDType>(stage, r, words);
 #pragma unroll
@@ -414,15 +432,15 @@ __device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows,
 }
 
 /// Of a block that the warp has staged.
-__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, bool with_sum,
+__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum,
                                                   const uint4* stage) {
   switch (block.row.dtype) {
     case DType::kBFloat16:
-      return staged_stats<DType::kBFloat16>(stage, block.rows(), scale, with_sum);
+      return staged_stats<DType::kBFloat16>(stage, block.rows(), scale, sum);
     case DType::kFloat16:
-      return staged_stats<DType::kFloat16>(stage, block.rows(), scale, with_sum);
+      return staged_stats<DType::kFloat16>(stage, block.rows(), scale, sum);
     default:
-      return staged_stats<DType::kFloat32>(stage, block.rows(), scale, with_sum);
+      return staged_stats<DType::kFloat32>(stage, block.rows(), scale, sum);
   }
 }
 
@@ -439,6 +457,12 @@ static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
 template <class T>
 __device__ __forceinline__ const T* in_shared(const T* address) {
   return static_cast<const T*>(__cvta_shared_to_generic(__cvta_generic_to_shared(address)));
+}
+
+/// Of a block that was fetched.
+static __device__ __noinline__ BlockStats defined_block_stats(BlockRef block, float scale,
+                                                              const uint4* stage) {
+  return block_stats(block, scale, Sum::kDefined, stage);
 }
 
 /// Eight elements from shared memory, by any thread.
@@ -646,8 +670,8 @@ __device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickS
   return chunk * kChunkSize + picked;
 }
 
-/// How far, relative to a block's sum, prefixes in float32 of weights by the special function unit can be from
-/// the definition's: some twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their
+/// How far, relative to a block's sum, prefixes in float32 of weights by the special function unit can be
+/// from the definition's: some twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their
 /// exponents, and as much again.
 #ifndef SPECDEC_PICK_MARGIN
 #define SPECDEC_PICK_MARGIN 1e-5f
@@ -695,28 +719,28 @@ struct QuickWeights {
   }
 };
 
-template <class Sum>
-__device__ __forceinline__ Sum sum_of(const float (&w)[kOctet]) {
-  const Sum first = (static_cast<Sum>(w[0]) + static_cast<Sum>(w[1])) +
-                    (static_cast<Sum>(w[2]) + static_cast<Sum>(w[3]));
-  return first + ((static_cast<Sum>(w[4]) + static_cast<Sum>(w[5])) +
-                  (static_cast<Sum>(w[6]) + static_cast<Sum>(w[7])));
+template <class Real>
+__device__ __forceinline__ Real sum_of(const float (&w)[kOctet]) {
+  const Real first = (static_cast<Real>(w[0]) + static_cast<Real>(w[1])) +
+                     (static_cast<Real>(w[2]) + static_cast<Real>(w[3]));
+  return first + ((static_cast<Real>(w[4]) + static_cast<Real>(w[5])) +
+                  (static_cast<Real>(w[6]) + static_cast<Real>(w[7])));
 }
 
 /// In every lane the sum of its own and the values of the lanes before it, in groups of `width` lanes.
-template <class Sum>
-__device__ __forceinline__ Sum warp_prefix(Sum value, int width) {
+template <class Real>
+__device__ __forceinline__ Real warp_prefix(Real value, int width) {
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const Sum before = __shfl_up_sync(kAllLanes, value, distance, width);
+    const Real before = __shfl_up_sync(kAllLanes, value, distance, width);
     if (lane_index() % width >= distance) value += before;
   }
   return value;
 }
 
-// Picks from prefixes that are only near the definition's: weights added in another order. Each lane adds up a
-// part of the block, the lanes in the order of the ids. Lanes begin at different octets of their parts, so that
-// they read from different banks. What lies behind the end of a block is read and not counted.
+// Picks from prefixes that are only near the definition's: weights added in another order. Each lane adds up
+// a part of the block, the lanes in the order of the ids. Lanes begin at different octets of their parts, so
+// that they read from different banks. What lies behind the end of a block is read and not counted.
 constexpr unsigned kPart = kBlockSize / kWarpSize, kOctetsOfPart = kPart / kOctet;
 
 __device__ __forceinline__ unsigned octet_of_part(unsigned step) {
@@ -724,31 +748,32 @@ __device__ __forceinline__ unsigned octet_of_part(unsigned step) {
   return lane * kOctetsOfPart + (step + lane) % kOctetsOfPart;
 }
 
-/// What pick_step_by_step finds, where the lanes' parts sum up to `sum`. -1 where a prefix is so near the draw
-/// that the order could matter: within `relative_margin` of the block's sum and `margin_of_draw`.
-template <class Sum, class Weights>
-__device__ __forceinline__ int pick_in_parts(const Weights& source, Sum sum_of_part, double draw,
+/// What pick_step_by_step finds, where the lanes' parts sum up to `sum`. -1 where a prefix is so near the
+/// draw that the order could matter: within `relative_margin` of the block's sum and `margin_of_draw`.
+template <class Real, class Weights>
+__device__ __forceinline__ int pick_in_parts(const Weights& source, Real sum_of_part, double draw,
                                              double margin_of_draw, double relative_margin) {
-  const auto wanted = static_cast<Sum>(draw);
-  const Sum prefix = warp_prefix(sum_of_part, kWarpSize);
-  const Sum total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
-  const Sum margin = static_cast<Sum>(margin_of_draw) + total * static_cast<Sum>(relative_margin);
+  const auto wanted = static_cast<Real>(draw);
+  const Real prefix = warp_prefix(sum_of_part, kWarpSize);
+  const Real total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+  const Real margin = static_cast<Real>(margin_of_draw) + total * static_cast<Real>(relative_margin);
   const int chosen = first_lane(prefix > wanted);
   if (chosen < 0) return -1;
-  const Sum begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : Sum{0};
+  const Real begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : Real{0};
 
   // An octet of the part to a lane.
-  const int first = chosen * static_cast<int>(kPart) + lane_index() % static_cast<int>(kOctetsOfPart) * kOctet;
+  const int first =
+      chosen * static_cast<int>(kPart) + lane_index() % static_cast<int>(kOctetsOfPart) * kOctet;
   const bool is_inside = first < source.size();
   float w[kOctet];
   source.octet(first, w);
-  const Sum own = is_inside ? sum_of<Sum>(w) : Sum{0};
-  Sum sum = begin + (warp_prefix(own, kOctetsOfPart) - own);
+  const Real own = is_inside ? sum_of<Real>(w) : Real{0};
+  Real sum = begin + (warp_prefix(own, kOctetsOfPart) - own);
   int found = -1;
   bool clear = false;
 #pragma unroll
   for (int j = 0; j < kOctet; ++j) {
-    const Sum next = sum + static_cast<Sum>(w[j]);
+    const Real next = sum + static_cast<Real>(w[j]);
     if (found < 0 && next > wanted && is_inside) {
       found = first + j;
       clear = next > wanted + margin && sum < wanted - margin;
@@ -762,7 +787,7 @@ __device__ __forceinline__ int pick_in_parts(const Weights& source, Sum sum_of_p
 
 template <DType kDType>
 __device__ __noinline__ int quick_pick(QuickWeights<kDType> source, double draw, double margin) {
-  constexpr int kWords = QuickWeights<kDType>::kWords, kAtOnce = 8 / kWords;
+  constexpr int kWords = QuickWeights<kDType>::kWords, kAtOnce = 4 / kWords;
   float sums[kAtOnce] = {};
 #pragma unroll 1
   for (unsigned step = 0; step < kOctetsOfPart; step += kAtOnce) {
@@ -805,13 +830,16 @@ __device__ __forceinline__ int pick_near(const WeightsOfLogits& source, double d
   int found;
   switch (source.block.row.dtype) {
     case DType::kBFloat16:
-      found = quick_pick(QuickWeights<DType::kBFloat16>(source.stage, source.size(), max, scale), draw, margin);
+      found =
+          quick_pick(QuickWeights<DType::kBFloat16>(source.stage, source.size(), max, scale), draw, margin);
       break;
     case DType::kFloat16:
-      found = quick_pick(QuickWeights<DType::kFloat16>(source.stage, source.size(), max, scale), draw, margin);
+      found =
+          quick_pick(QuickWeights<DType::kFloat16>(source.stage, source.size(), max, scale), draw, margin);
       break;
     default:
-      found = quick_pick(QuickWeights<DType::kFloat32>(source.stage, source.size(), max, scale), draw, margin);
+      found =
+          quick_pick(QuickWeights<DType::kFloat32>(source.stage, source.size(), max, scale), draw, margin);
   }
   return found >= 0 ? found : precise_pick(source, draw, margin);
 }

@@ -1,10 +1,10 @@
 // The chain program as one kernel.
 //
-// Work is cut into units, a CTA each: a few blocks of one row. They start in the order of their slots, those of
-// all requests abreast. The CTA that finishes the last unit of a wave (a few neighbouring slots of a request)
-// judges it, while the others go on reading. A unit whose request is decided by then returns at once: so most
-// rows behind a rejected draft are not read, and nobody ever waits for a verdict. With FLy, where a verdict
-// depends on those of later drafts, all slots are one wave.
+// Work is cut into units, a CTA each: a few blocks of one row. They start in the order of their slots, those
+// of all requests abreast. The CTA that finishes the last unit of a wave (a few neighbouring slots of a
+// request) judges it, while the others go on reading. A unit whose request is decided by then returns at
+// once: so most rows behind a rejected draft are not read, and nobody ever waits for a verdict. With FLy,
+// where a verdict depends on those of later drafts, all slots are one wave.
 //
 // A residual that is to be made is queued. The CTA that queued it makes it, and the last CTAs of the launch,
 // which have nothing to read, help. Their patience is limited: they are not needed for progress, whatever the
@@ -92,8 +92,8 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
 }
 
 /// A unit of a residual. Each block takes the shared memory of two warps.
-__device__ __forceinline__ void run_residual_unit(const Plan& plan, const Request& request, int slot, int unit,
-                                                  uint4* stage) {
+__device__ __forceinline__ void run_residual_unit(const Plan& plan, const Request& request, int slot,
+                                                  int unit, uint4* stage) {
   constexpr int kWarps = kWarpsPerCta / 2;
   if (warp_index() >= kWarps) return;
 #pragma unroll 1
@@ -110,8 +110,8 @@ __device__ __forceinline__ void run_unit(const Plan& plan, Request& request, con
   int block = unit.unit * plan.blocks_per_warp * kWarpsPerCta + warp_index();
   const int end = min(block + plan.blocks_per_warp * kWarpsPerCta, plan.num_blocks);
   // A law that is not asked for, or a request without rows: the unit only arrives.
-  const bool is_read =
-      block < end && (unit.is_draft ? request.has_law && !request.greedy : request.num_slots(plan.params) > 0);
+  const bool is_read = block < end && (unit.is_draft ? request.has_law && !request.greedy
+                                                     : request.num_slots(plan.params) > 0);
   const int64_t row = (unit.is_draft ? request.first_draft : request.first_row) + unit.slot;
   const RowRef row_ref = row_of(unit.is_draft ? plan.params.draft : plan.params.target, row);
   BlockStats* stats_of_row = (unit.is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks;
@@ -119,19 +119,22 @@ __device__ __forceinline__ void run_unit(const Plan& plan, Request& request, con
   request.find_scales();
   if (!is_read) return;
   const float scale = unit.is_draft ? request.draft_scale : request.scale;
-  const bool with_sum = unit.is_draft || needs_law(plan.params, request);
+  // A draft's probability is only compared: digits that settle nothing send the judge back to its row.
+  const Sum of_target = needs_law(plan.params, request) ? Sum::kDefined : Sum::kNone;
+  const Sum sum = !unit.is_draft ? of_target : plan.may_be_quick ? Sum::kQuick : Sum::kDefined;
   for (;;) {
     wait_for_copies();
-    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, with_sum, stage);
-    if (lane_index() == 0) *reinterpret_cast<float2*>(stats_of_row + block) = make_float2(stats.max, stats.sum);
+    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, sum, stage);
+    if (lane_index() == 0)
+      *reinterpret_cast<float2*>(stats_of_row + block) = make_float2(stats.max, stats.sum);
     block += kWarpsPerCta;
     if (block >= end) return;
     stage_block(block_of(plan.params, row_ref, block), stage);
   }
 }
 
-/// In every thread: whether a counter reaches `expected` with this CTA. What CTAs wrote before they arrived is
-/// then visible.
+/// In every thread: whether a counter reaches `expected` with this CTA. What CTAs wrote before they arrived
+/// is then visible.
 __device__ __forceinline__ bool arrives_last(uint32_t* counter, uint32_t expected) {
   __shared__ bool is_last;
   __syncthreads();
@@ -182,15 +185,16 @@ __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint
     request.find_scales();
     const auto slot = static_cast<int>(entry & 0xFFFFFFFF);
     run_residual_unit(plan, request, slot, unit, stage);
-    if (!arrives_last(&plan.states[request.index].num_residual_units, static_cast<uint32_t>(plan.units_per_row)))
+    if (!arrives_last(&plan.states[request.index].num_residual_units,
+                      static_cast<uint32_t>(plan.units_per_row)))
       continue;
     Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
         .run_residual(slot);
   }
 }
 
-/// Judges the waves of a request that are read, `wave` the last to become so. One CTA at a time does: one that
-/// finds another at it leaves its wave to that one.
+/// Judges the waves of a request that are read, `wave` the last to become so. One CTA at a time does: one
+/// that finds another at it leaves its wave to that one.
 template <bool kLooksAhead>
 __device__ __forceinline__ Judgement judge_waves(const Plan& plan, const Request& request, int wave,
                                                  uint4* stage, Scratch& scratch) {
@@ -334,7 +338,7 @@ Plan plan_of(const ChainParams& params) {
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
   plan.may_be_quick =
       params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
-      !params.final_uniforms &&
+      !params.final_uniforms && params.fly_window_size == 0 && plan.num_blocks <= kBlocksAtOnce &&
       (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
   return plan;
 }
@@ -382,14 +386,14 @@ const DeviceFacts& facts_of(int device) {
 void choose_unit(Plan& plan, int warps_on_device) {
   const int64_t blocks =
       plan.params.batch * most_slots(plan.params) * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
-  plan.blocks_per_warp =
-      static_cast<int>(std::clamp<int64_t>(blocks / (kLeastRounds * int64_t{warps_on_device}), 1, kMostBlocksPerWarp));
+  plan.blocks_per_warp = static_cast<int>(
+      std::clamp<int64_t>(blocks / (kLeastRounds * int64_t{warps_on_device}), 1, kMostBlocksPerWarp));
   const int blocks_per_unit = plan.blocks_per_warp * kWarpsPerCta;
   plan.units_per_row = (plan.num_blocks + blocks_per_unit - 1) / blocks_per_unit;
 }
 
-/// Large waves save judges, small ones rows: requests are judged at once where the device reads all of them at
-/// once, and slot by slot where it has other requests to read meanwhile.
+/// Large waves save judges, small ones rows: requests are judged at once where the device reads all of them
+/// at once, and slot by slot where it has other requests to read meanwhile.
 void choose_wave(Plan& plan, int warps_on_device) {
   const int64_t most = most_slots(plan.params);
   const int64_t blocks = plan.params.batch * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);

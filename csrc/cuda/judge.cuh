@@ -35,8 +35,8 @@ struct Attempt {
   bool kept, unusable;
 };
 
-/// Numbers of the blocks of all rows that are judged at once. In the shared memory of the blocks, before any is
-/// fetched.
+/// Numbers of the blocks of all rows that are judged at once. In the shared memory of the blocks, before any
+/// is fetched.
 struct StatsOfRows {
   BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
   double weights[kRowsAtOnce][kBlocksAtOnce + 1];
@@ -169,8 +169,8 @@ class Judge {
   }
 
  private:
-  /// The slot, from begin_ on, that a thread judges. Those of the last warp do: where there are few slots it has
-  /// no row to look after.
+  /// The slot, from begin_ on, that a thread judges. Those of the last warp do: where there are few slots it
+  /// has no row to look after.
   static constexpr int kFirstJudge = kCtaSize - kWarpSize;
   __device__ __forceinline__ static int own_slot() { return thread() - kFirstJudge; }
   __device__ __forceinline__ bool has_slot() const { return own_slot() >= 0 && own_slot() < end_ - begin_; }
@@ -312,9 +312,8 @@ class Judge {
     __syncthreads();
   }
 
-  /// The laws of all rows of the wave where they are needed. `reload`: other things lay in shared memory
-  /// since.
-  __device__ __forceinline__ void make_laws(bool reload) {
+  /// The laws of all rows of the wave where they are needed.
+  __device__ __forceinline__ void make_laws() {
     const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
     const bool is_present = present_rows() >> row & 1;
     const RowMax row_max = s_.row_max[row];
@@ -325,7 +324,7 @@ class Judge {
 #pragma unroll 1
       for (int group = 0; group < num_groups(); ++group) {
         const int first = group * kBlocksAtOnce, count = min(plan_.num_blocks - first, kBlocksAtOnce);
-        if (num_groups() > 1 || reload) load_stats_of_row(is_present, first, count);
+        if (num_groups() > 1) load_stats_of_row(is_present, first, count);
 #pragma unroll 1
         for (int block = within; block < count && is_present; block += kThreadsPerRow) {
           const BlockStats stats = of_rows_.stats[row][block];
@@ -381,7 +380,7 @@ class Judge {
   static constexpr float kSmallestQuick = 0x1p-100f;
 
   __device__ __forceinline__ bool may_be_quick() const {
-    return !kLooksAhead && plan_.may_be_quick && !request_.greedy && num_groups() == 1;
+    return !kLooksAhead && plan_.may_be_quick && !request_.greedy;
   }
 
   __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
@@ -398,8 +397,9 @@ class Judge {
     return quick_exp2(static_cast<float>(fma64(entry, request_.draft_scale, -logsumexp * kLog2E)));
   }
 
-  /// False, and nothing done that cannot be done again, where a comparison is too near to call.
-  __device__ __forceinline__ bool run_quickly(const Draft& draft) {
+  /// The slot, from begin_ on, where a comparison is too near to call: those before it are accepted. -1 where
+  /// nothing is left to do for this wave.
+  __device__ __forceinline__ int run_quickly(const Draft& draft) {
     const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
     const bool is_present = present_rows() >> row & 1;
     const RowMax row_max = s_.row_max[row];
@@ -414,7 +414,7 @@ class Judge {
     }
     if (within == 0) s_.quick_laws[row] = {row_max.max, total};
     const bool is_plain = !row_max.non_finite && fabsf(row_max.max * scale_of(row)) < 0x1p25f;
-    if (__syncthreads_or(is_present && !is_plain)) return false;
+    if (__syncthreads_or(is_present && !is_plain)) return 0;
 
     const int count = end_ - begin_;
     if (has_slot()) s_.verdicts[own_slot()] = quick_verdict_of(draft);
@@ -424,15 +424,15 @@ class Judge {
     if (thread() < min(last, count)) emit(begin_ + thread(), s_.verdicts[thread()].token);
     if (last == count) {
       go_on();
-      return true;
+      return -1;
     }
     const Verdict verdict = s_.verdicts[last];
-    if (verdict.outcome == Outcome::kUnsure) return false;
+    if (verdict.outcome == Outcome::kUnsure) return last;
     const int64_t token = draw_quickly(last, verdict);
-    if (token < 0) return false;
+    if (token < 0) return last;
     if (thread() == 0) emit(begin_ + last, token);
     finish(begin_ + last, verdict.status);
-    return true;
+    return -1;
   }
 
   __device__ __forceinline__ Verdict quick_verdict_of(const Draft& draft) const {
@@ -473,6 +473,22 @@ class Judge {
     return verdict;
   }
 
+  /// Replaces the quick sums of the first slot's draft row.
+  __device__ __forceinline__ void find_defined_draft_stats() {
+    __syncthreads();  // the blocks' numbers lay where blocks are fetched
+    if (plan_.reads_draft_rows && request_.has_law && begin_ < request_.num_drafts) {
+      BlockStats* stats = plan_.draft_stats + (request_.first_draft + begin_) * plan_.num_blocks;
+#pragma unroll 1
+      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
+        const BlockRef ref = block_of(params_, draft_row(begin_), block);
+        fetch_block(ref, stage_);
+        const BlockStats defined = defined_block_stats(ref, request_.draft_scale, stage_);
+        if (lane_index() == 0) stats[block] = defined;
+      }
+    }
+    __syncthreads();
+  }
+
   /// Like draw; -1 where it takes care, or a residual.
   __device__ __forceinline__ int64_t draw_quickly(int i, const Verdict& verdict) {
     const int64_t slot = begin_ + i;
@@ -486,7 +502,8 @@ class Judge {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int block = 2 * lane_index() + j;
-      const BlockStats stats = block < plan_.num_blocks ? of_rows_.stats[i][block] : BlockStats{kMasked, 0.0f};
+      const BlockStats stats =
+          block < plan_.num_blocks ? of_rows_.stats[i][block] : BlockStats{kMasked, 0.0f};
       block_max[j] = stats.max;
       weight[j] = exp2_out_of_line((static_cast<double>(stats.max) - law.max) * request_.scale);
       mass[j] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * weight[j] : 0.0;
@@ -542,12 +559,7 @@ class Judge {
           fetch_block(block, stage_);
           if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
           const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
-          PickScratch* scratch = s_.pick + warp_index();
-          int found = pick_near(weights, rest, rest_margin);
-          if (found < 0) {
-            found = pick_step_by_step(weights, rest - rest_margin, scratch);
-            if (found != pick_step_by_step(weights, rest + rest_margin, scratch)) found = -1;
-          }
+          const int found = pick_near(weights, rest, rest_margin);
           result.unusable = found < 0;
           result.token = block.begin + found;
           result.kept = true;
@@ -571,7 +583,7 @@ class Judge {
         if (s_.attempts[a].kept) return s_.attempts[a].token;
       }
     }
-    if (thins) thinned_ = i;
+    thinned_ = thins;
     return -1;
   }
 
@@ -612,7 +624,8 @@ class Judge {
 #pragma unroll 1
     for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
       const int block = first + lane_index();
-      const BlockStats of_block = block < plan_.num_blocks ? load_stats(stats + block) : BlockStats{max, 0.0f};
+      const BlockStats of_block =
+          block < plan_.num_blocks ? load_stats(stats + block) : BlockStats{max, 0.0f};
       const bool holds = block < plan_.num_blocks && of_block.max == max;
       if (const int holder = first_lane(holds); has_index && holder >= 0) {
         const auto index = static_cast<int64_t>(__shfl_sync(kAllLanes, of_block.sum, holder));
@@ -723,6 +736,8 @@ class Judge {
   __device__ __forceinline__ int judge() {
     const int64_t window = kLooksAhead ? params_.fly_window_size : 0;
     if constexpr (kLooksAhead) end_ = min(num_slots(), kLargestWave);
+    const int wave_end = end_;
+    bool is_quick = may_be_quick();
     // FLy: the rejected draft whose window is being looked at, or -1.
     int deferred = -1;
     bool may_defer = kLooksAhead;
@@ -730,11 +745,18 @@ class Judge {
     for (;;) {
       const Draft draft = load_draft();
       find_maxima();
-      const bool is_quick = may_be_quick();
-      if (is_quick && run_quickly(draft)) return -1;
-      make_laws(/*reload=*/is_quick);
-      if (thinned_ >= 0) {
-        queue_residual(thinned_);
+      if (is_quick) {
+        const int unsure = run_quickly(draft);
+        if (unsure < 0) return -1;
+        begin_ += unsure;
+        end_ = begin_ + 1;
+        is_quick = false;
+        find_defined_draft_stats();
+        continue;
+      }
+      make_laws();
+      if (thinned_) {
+        queue_residual(0);
         return -1;
       }
       find_argmaxes();
@@ -764,12 +786,14 @@ class Judge {
         continue;
       }
       if (last < count) return last;
-      if (!kLooksAhead || end_ == num_slots()) {
+      if (end_ == (kLooksAhead ? num_slots() : wave_end)) {
         go_on();
         return -1;
       }
+      __syncthreads();  // everybody has read this wave's verdicts
       begin_ = end_;
-      end_ = min(num_slots(), begin_ + kLargestWave);
+      end_ = kLooksAhead ? min(num_slots(), begin_ + kLargestWave) : wave_end;
+      is_quick = may_be_quick();
     }
   }
 
@@ -1066,8 +1090,8 @@ class Judge {
   double* prefixes_;
   /// The slots that are judged.
   int begin_ = 0, end_ = 0;
-  /// Where every attempt at a recovered token has failed, and none was too near to call; or -1.
-  int thinned_ = -1;
+  /// Every attempt at a recovered token has failed, and none was too near to call.
+  bool thinned_ = false;
   Judgement judgement_ = Judgement::kFinished;
 };
 

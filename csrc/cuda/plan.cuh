@@ -71,7 +71,7 @@ struct Plan {
   RequestState* states;
   uint32_t* arrived;  ///< [batch, num_waves], units
   /// Requests that wait for a residual, with the slot, in the order in which they were found; 0: none yet.
-  uint64_t* queue;    ///< [batch]
+  uint64_t* queue;           ///< [batch]
   BlockStats* target_stats;  ///< [rows, num_blocks]
   BlockStats* draft_stats;   ///< [drafts, num_blocks]
   // Of the residual that a request waits for:
@@ -94,8 +94,8 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* address) {
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
-// Lighter than __threadfence before and after: what the CTA wrote before it synchronized is released, and what
-// others released is acquired.
+// Lighter than __threadfence before and after: what the CTA wrote before it synchronized is released, and
+// what others released is acquired.
 __device__ __forceinline__ uint32_t add_acq_rel(uint32_t* address, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -104,7 +104,8 @@ __device__ __forceinline__ uint32_t add_acq_rel(uint32_t* address, uint32_t valu
                : "memory");
   return before;
 }
-__device__ __forceinline__ unsigned long long or_acq_rel(unsigned long long* address, unsigned long long value) {
+__device__ __forceinline__ unsigned long long or_acq_rel(unsigned long long* address,
+                                                         unsigned long long value) {
   unsigned long long before;
   asm volatile("atom.acq_rel.gpu.global.or.b64 %0, [%1], %2;"
                : "=l"(before)
@@ -194,8 +195,8 @@ struct Request {
   /// 0 where there are none.
   int64_t seed, position;
 
-  /// By a whole warp: each lane fetches a number, so that all of them take one trip to memory. `decided` may be
-  /// null. find_scales completes the request.
+  /// By a whole warp: each lane fetches a number, so that all of them take one trip to memory. `decided` may
+  /// be null. find_scales completes the request.
   __device__ static Request load(const ChainParams& params, int64_t r, const uint32_t* decided = nullptr) {
     enum { kBegin, kEnd, kTemperature, kDraftTemperature, kHasLaw, kSeed, kPosition, kDecided };
     const int lane = lane_index();
