@@ -8,8 +8,12 @@ TORCH ?= 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VLLM ?= 0.32.0
 FLOOR_VENV ?= .venv-torch-floor
+# GPUs to compile for: those of this machine (one kind where there is none). All of them take minutes.
+export SPECDEC_OPS_CUDA_ARCHS ?= native
 # Named after the version, so that asking for another one installs it.
 TORCH_STAMP = $(VENV)/.torch-$(TORCH)
+# As is this one, after what the kernels are compiled for.
+CUDA_STAMP := dist/.cuda-$(shell echo '$(SPECDEC_OPS_CUDA)-$(SPECDEC_OPS_CUDA_ARCHS)' | tr -cs '[:alnum:]\n' -)
 PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
@@ -27,7 +31,7 @@ install_wheel = $(1) -m pip --disable-pip-version-check -qq install --no-deps --
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-vllm test-gpu bench-gpu lint format bench bench-peers wheel sdist native sanitize check-wheel test-torch-floor clean
+.PHONY: help demo test test-slow test-vllm test-gpu bench-gpu lint format bench bench-peers wheel release sdist native sanitize check-wheel test-torch-floor clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -74,8 +78,11 @@ bench-peers: .venv-vllm/.package  ## the same against vLLM, in .venv-vllm
 test-vllm: .venv-vllm/.package  ## run vLLM with the plug-in, and vLLM's own tests, in .venv-vllm
 	.venv-vllm/bin/python -m pytest tests_vllm --durations=10 $(PYTEST_ARGS)
 
-wheel: dist/.wheel  ## build the wheel into dist/
+wheel: dist/.wheel  ## build the wheel into dist/; its GPUs are this machine's
 	@ls dist/*.whl
+
+release:  ## build the wheel, for all GPUs, and the source distribution into dist/
+	$(MAKE) wheel sdist SPECDEC_OPS_CUDA_ARCHS=all
 
 sdist: $(TORCH_STAMP)  ## build the source distribution into dist/
 	rm -f dist/specdec_ops-*.tar.gz
@@ -119,8 +126,12 @@ $(TORCH_STAMP):
 	$(PIP) install "setuptools>=77" ninja
 	@rm -f $(VENV)/.torch-*; touch $@
 
-dist/.wheel: $(PACKAGE_FILES) $(TORCH_STAMP)
+$(CUDA_STAMP):
+	@mkdir -p dist; rm -f dist/.cuda-*; touch $@
+
+dist/.wheel: $(PACKAGE_FILES) $(TORCH_STAMP) $(CUDA_STAMP)
 	rm -rf build/lib* build/bdist* dist/specdec_ops-*.whl
+	@$(PY) -c "import runpy; print(runpy.run_path('setup.py')['describe']())"
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@touch $@
 
