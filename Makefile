@@ -15,6 +15,7 @@ TORCH_STAMP = $(VENV)/.torch-$(TORCH)
 # As is this one, after what the kernels are compiled for.
 CUDA_STAMP := dist/.cuda-$(shell echo '$(SPECDEC_OPS_CUDA)-$(SPECDEC_OPS_CUDA_ARCHS)' | tr -cs '[:alnum:]\n' -)
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
@@ -46,10 +47,10 @@ test-slow: $(VENV)/.test $(VENV)/.package native  ## run the tests that take min
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test $(VENV)/.package  ## run the tests of the GPU's kernels; skipped without one
-	$(PY) -m pytest tests/test_cuda.py tests/test_cuda_bookkeeping.py -rs $(PYTEST_ARGS)
+	PYTHON=$(PY) PYTEST_ARGS='$(PYTEST_ARGS)' tools/gpu.sh tests
 
 bench-gpu: $(VENV)/.bench $(VENV)/.package  ## time the GPU's kernels against what they replace
-	$(PY) -m bench.bench_gpu
+	PYTHON=$(PY) BENCH_ARGS='$(BENCH_ARGS)' tools/gpu.sh bench
 
 lint: $(VENV)/.lint $(VENV)/.package  ## check style, types, and what the wheel is made of
 	$(VENV)/bin/ruff check $(PYTHON_CODE)

@@ -400,6 +400,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="no rivals, fewer repeats: for development")
     parser.add_argument("--markdown", action="store_true", help="the table as docs/performance.md has it")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("bench_gpu: torch sees no CUDA device here")
     batches = [int(batch) for batch in options.batch.split(",")]
     vllm = load_vllm(options.vllm) if options.vllm and not options.quick else None
     flashinfer = None if options.quick else load_flashinfer()
