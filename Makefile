@@ -95,13 +95,15 @@ native: build/native/.built  ## build the kernels and their Python test module w
 sanitize: build/address/.tested build/thread/.tested  ## run the kernels' native tests under ASan, UBSan and TSan
 
 check-wheel: dist/.wheel sdist  ## try the wheel, and a build from the sdist, in a fresh environment
-	rm -rf build/fresh-venv
+	rm -rf build/fresh-venv build/from-sdist
 	$(PYTHON) -m venv build/fresh-venv
 	$(call install_torch,build/fresh-venv/bin/python)
 	build/fresh-venv/bin/python -m pip -qq install $(WHEEL)
 	cd build && fresh-venv/bin/python ../tools/smoke_test.py
 	build/fresh-venv/bin/python -m pip -qq install "setuptools>=77" ninja
-	build/fresh-venv/bin/python -m pip -qq install --no-deps --force-reinstall --no-build-isolation dist/specdec_ops-*.tar.gz
+	build/fresh-venv/bin/python -m pip -qq wheel --no-deps --no-build-isolation --wheel-dir build/from-sdist dist/specdec_ops-*.tar.gz
+	build/fresh-venv/bin/python tools/check_wheel.py $(WHEEL) build/from-sdist/*.whl
+	build/fresh-venv/bin/python -m pip -qq install --no-deps --force-reinstall build/from-sdist/*.whl
 	cd build && fresh-venv/bin/python ../tools/smoke_test.py
 
 test-torch-floor: dist/.wheel $(FLOOR_VENV)/.torch  ## try the same wheel with the oldest torch that it supports

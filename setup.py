@@ -113,9 +113,11 @@ def compile_cuda(folder):
     """The objects of the .cu files; ninja runs the compilers side by side, and those alone that must run."""
     folder.mkdir(parents=True, exist_ok=True)
     sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
+    archs = cuda_archs()
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
-    command = [str(CUDA_HOME / "bin/nvcc"), *cuda_flags()]
-    command.append(f"--threads={max(1, jobs // len(sources))}")  # over the architectures of a file
+    # One file is half of the work: its architectures side by side first, then files.
+    threads = min(jobs, len(archs))
+    command = [str(CUDA_HOME / "bin/nvcc"), *cuda_flags(archs), f"--threads={threads}"]
     lines = [
         "rule nvcc",
         f"  command = {shlex.join(command).replace('$', '$$')} -MD -MT $out -MF $out.d -c $in -o $out",
@@ -126,7 +128,7 @@ def compile_cuda(folder):
     for source, target in zip(map(str, sources), objects, strict=True):
         lines.append(f"build {ninja_path(target)}: nvcc {ninja_path(source)}")
     (folder / "build.ninja").write_text("\n".join([*lines, ""]))
-    subprocess.run(["ninja", "-C", str(folder), "-j", str(jobs)], check=True)
+    subprocess.run(["ninja", "-C", str(folder), "-j", str(jobs // threads)], check=True)
     return objects
 
 
@@ -186,8 +188,7 @@ def describe():
     )
 
 
-def cuda_flags():
-    archs = cuda_archs()
+def cuda_flags(archs):
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     flags.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
     # The decisions are the CPU's: every fma is written out, and denormals are dropped where the code says so.
