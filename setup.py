@@ -111,6 +111,8 @@ class Build(BuildExtension if torch else build_ext):
 
 def compile_cuda(folder):
     """The objects of the .cu files; ninja runs the compilers side by side, and those alone that must run."""
+    if shutil.which("ninja") is None:
+        sys.exit("\nspecdec_ops: CUDA kernels need ninja. 'pip install ninja', or set SPECDEC_OPS_CUDA=0.\n")
     folder.mkdir(parents=True, exist_ok=True)
     sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
     archs = cuda_archs()

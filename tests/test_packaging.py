@@ -163,6 +163,17 @@ def test_a_gpu_that_the_toolkit_does_not_know_is_named(toolkit: dict[str, str]) 
     assert "SPECDEC_OPS_CUDA_ARCHS has 70; this toolkit knows 75, 80, 121, 90." in result.stderr
 
 
+def test_missing_ninja_is_named(toolkit: dict[str, str], tmp_path: Path) -> None:
+    build = (
+        "import os, pathlib, runpy; setup = runpy.run_path('setup.py')\n"
+        f"os.environ['PATH'] = ''; setup['compile_cuda'](pathlib.Path({str(tmp_path)!r}))"
+    )
+    result = run("-c", build, **toolkit)
+    assert result.returncode != 0
+    assert "CUDA kernels need ninja. 'pip install ninja'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_build_without_cuda_says_why(toolkit: dict[str, str]) -> None:
     result = describe_build(**toolkit | {"SPECDEC_OPS_CUDA": "0"})
     assert result.stdout == "Building for CPUs alone: SPECDEC_OPS_CUDA is 0\n"
