@@ -8,9 +8,14 @@ TORCH ?= 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VLLM ?= 0.32.0
 FLOOR_VENV ?= .venv-torch-floor
+# GPUs to compile for: those of this machine (one kind where there is none). All of them take minutes.
+export SPECDEC_OPS_CUDA_ARCHS ?= native
 # Named after the version, so that asking for another one installs it.
 TORCH_STAMP = $(VENV)/.torch-$(TORCH)
+# As is this one, after what the kernels are compiled for.
+CUDA_STAMP := dist/.cuda-$(shell echo '$(SPECDEC_OPS_CUDA)-$(SPECDEC_OPS_CUDA_ARCHS)' | tr -cs '[:alnum:]\n' -)
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
@@ -27,7 +32,7 @@ install_wheel = $(1) -m pip --disable-pip-version-check -qq install --no-deps --
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-vllm test-gpu bench-gpu lint format bench bench-peers wheel sdist native sanitize check-wheel test-torch-floor clean
+.PHONY: help demo test test-slow test-vllm test-gpu bench-gpu lint format bench bench-peers wheel release sdist native sanitize check-wheel test-torch-floor clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,10 +47,10 @@ test-slow: $(VENV)/.test $(VENV)/.package native  ## run the tests that take min
 	$(PY) -m pytest -m slow $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test $(VENV)/.package  ## run the tests of the GPU's kernels; skipped without one
-	$(PY) -m pytest tests/test_cuda.py tests/test_cuda_bookkeeping.py -rs $(PYTEST_ARGS)
+	PYTHON=$(PY) PYTEST_ARGS='$(PYTEST_ARGS)' tools/gpu.sh tests
 
 bench-gpu: $(VENV)/.bench $(VENV)/.package  ## time the GPU's kernels against what they replace
-	$(PY) -m bench.bench_gpu
+	PYTHON=$(PY) BENCH_ARGS='$(BENCH_ARGS)' tools/gpu.sh bench
 
 lint: $(VENV)/.lint $(VENV)/.package  ## check style, types, and what the wheel is made of
 	$(VENV)/bin/ruff check $(PYTHON_CODE)
@@ -74,8 +79,11 @@ bench-peers: .venv-vllm/.package  ## the same against vLLM, in .venv-vllm
 test-vllm: .venv-vllm/.package  ## run vLLM with the plug-in, and vLLM's own tests, in .venv-vllm
 	.venv-vllm/bin/python -m pytest tests_vllm --durations=10 $(PYTEST_ARGS)
 
-wheel: dist/.wheel  ## build the wheel into dist/
+wheel: dist/.wheel  ## build the wheel into dist/; its GPUs are this machine's
 	@ls dist/*.whl
+
+release:  ## build the wheel, for all GPUs, and the source distribution into dist/
+	$(MAKE) wheel sdist SPECDEC_OPS_CUDA_ARCHS=all
 
 sdist: $(TORCH_STAMP)  ## build the source distribution into dist/
 	rm -f dist/specdec_ops-*.tar.gz
@@ -87,13 +95,15 @@ native: build/native/.built  ## build the kernels and their Python test module w
 sanitize: build/address/.tested build/thread/.tested  ## run the kernels' native tests under ASan, UBSan and TSan
 
 check-wheel: dist/.wheel sdist  ## try the wheel, and a build from the sdist, in a fresh environment
-	rm -rf build/fresh-venv
+	rm -rf build/fresh-venv build/from-sdist
 	$(PYTHON) -m venv build/fresh-venv
 	$(call install_torch,build/fresh-venv/bin/python)
 	build/fresh-venv/bin/python -m pip -qq install $(WHEEL)
 	cd build && fresh-venv/bin/python ../tools/smoke_test.py
 	build/fresh-venv/bin/python -m pip -qq install "setuptools>=77" ninja
-	build/fresh-venv/bin/python -m pip -qq install --no-deps --force-reinstall --no-build-isolation dist/specdec_ops-*.tar.gz
+	build/fresh-venv/bin/python -m pip -qq wheel --no-deps --no-build-isolation --wheel-dir build/from-sdist dist/specdec_ops-*.tar.gz
+	build/fresh-venv/bin/python tools/check_wheel.py $(WHEEL) build/from-sdist/*.whl
+	build/fresh-venv/bin/python -m pip -qq install --no-deps --force-reinstall build/from-sdist/*.whl
 	cd build && fresh-venv/bin/python ../tools/smoke_test.py
 
 test-torch-floor: dist/.wheel $(FLOOR_VENV)/.torch  ## try the same wheel with the oldest torch that it supports
@@ -119,8 +129,12 @@ $(TORCH_STAMP):
 	$(PIP) install "setuptools>=77" ninja
 	@rm -f $(VENV)/.torch-*; touch $@
 
-dist/.wheel: $(PACKAGE_FILES) $(TORCH_STAMP)
+$(CUDA_STAMP):
+	@mkdir -p dist; rm -f dist/.cuda-*; touch $@
+
+dist/.wheel: $(PACKAGE_FILES) $(TORCH_STAMP) $(CUDA_STAMP)
 	rm -rf build/lib* build/bdist* dist/specdec_ops-*.whl
+	@$(PY) -c "import runpy; print(runpy.run_path('setup.py')['describe']())"
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@touch $@
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,9 @@ try:
     from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 except ImportError:
     torch = None
+
+# ninja may be beside this Python without being on the PATH, which is where torch looks for it.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 ROOT = Path(__file__).resolve().parent
 #: The oldest torch that the wheel runs with (2.10); any newer one may build it.
@@ -74,6 +78,8 @@ def native_module():
 
 #: What the CUDA kernels are built for, as far as the toolkit knows it; newer devices compile its PTX.
 CUDA_ARCHS = ("75", "80", "86", "89", "90", "100", "120")
+#: What `native` means on a machine without a GPU.
+CUDA_ARCH_WITHOUT_GPU = "90"
 
 
 def find_cuda():
@@ -99,41 +105,92 @@ class Build(BuildExtension if torch else build_ext):
 
     def build_extension(self, extension):
         if extension.name == "specdec_ops._C_cuda":
-            folder = Path(self.build_temp) / "cuda"
-            folder.mkdir(parents=True, exist_ok=True)
-            extension.extra_objects = [str(self.compile_cuda(p, folder)) for p in cuda_sources()]
+            extension.extra_objects = compile_cuda(Path(self.build_temp).resolve() / "cuda")
         super().build_extension(extension)
 
-    def compile_cuda(self, source, folder):
-        target = folder / f"{source.stem}.o"
-        newest = max(p.stat().st_mtime for p in (ROOT / "csrc").rglob("*"))
-        if target.exists() and target.stat().st_mtime > newest:
-            return target
-        command = [str(CUDA_HOME / "bin/nvcc"), "-c", str(source), "-o", str(target), *cuda_flags()]
-        print(" ".join(command), flush=True)
-        subprocess.run(command, check=True)
-        return target
+
+def compile_cuda(folder):
+    """The objects of the .cu files; ninja runs the compilers side by side, and those alone that must run."""
+    if shutil.which("ninja") is None:
+        sys.exit("\nspecdec_ops: CUDA kernels need ninja. 'pip install ninja', or set SPECDEC_OPS_CUDA=0.\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
+    archs = cuda_archs()
+    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    # One file is half of the work: its architectures side by side first, then files.
+    threads = min(jobs, len(archs))
+    command = [str(CUDA_HOME / "bin/nvcc"), *cuda_flags(archs), f"--threads={threads}"]
+    lines = [
+        "rule nvcc",
+        f"  command = {shlex.join(command).replace('$', '$$')} -MD -MT $out -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+    ]
+    objects = [str(folder / f"{source.stem}.o") for source in sources]
+    for source, target in zip(map(str, sources), objects, strict=True):
+        lines.append(f"build {ninja_path(target)}: nvcc {ninja_path(source)}")
+    (folder / "build.ninja").write_text("\n".join([*lines, ""]))
+    subprocess.run(["ninja", "-C", str(folder), "-j", str(jobs // threads)], check=True)
+    return objects
 
 
-def cuda_sources():
-    return sorted((ROOT / "csrc/cuda").glob("*.cu"))
+def ninja_path(path):
+    return re.sub(r"([$ :])", r"$\1", path)
 
 
-def cuda_flags():
-    listed = subprocess.run(
-        [str(CUDA_HOME / "bin/nvcc"), "--list-gpu-arch"], check=True, capture_output=True, text=True
-    ).stdout
+def cuda_archs():
+    """What to compile for, in rising order: of the toolkit's own architectures, those that were asked for."""
+    nvcc = [str(CUDA_HOME / "bin/nvcc"), "--list-gpu-arch"]
+    listed = subprocess.run(nvcc, check=True, capture_output=True, text=True).stdout
     known = re.findall(r"compute_(\d+)", listed)
-    asked = (
-        os.environ.get("SPECDEC_OPS_CUDA_ARCHS", "")
-        .replace(".", "")
-        .replace(";", " ")
-        .replace(",", " ")
-        .split()
+    asked = os.environ.get("SPECDEC_OPS_CUDA_ARCHS", "").strip() or "all"
+    if asked == "all":
+        return [arch for arch in CUDA_ARCHS if arch in known]
+    if asked == "native":
+        here = archs_of_gpus_here()
+        # A GPU newer than the toolkit compiles PTX.
+        return [arch for arch in here if arch in known] or [
+            max(known, key=int) if here else CUDA_ARCH_WITHOUT_GPU
+        ]
+    archs = re.split(r"[\s,;]+", asked.replace(".", ""))
+    if unknown := [arch for arch in archs if arch not in known]:
+        sys.exit(
+            f"SPECDEC_OPS_CUDA_ARCHS has {', '.join(unknown)}; this toolkit knows {', '.join(known)}. "
+            "It may also be 'all' or 'native'."
+        )
+    return sorted(set(archs), key=int)
+
+
+def archs_of_gpus_here():
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True).stdout
+    except OSError:
+        return []
+    return sorted(
+        {major + minor for major, minor in re.findall(r"^(\d+)\.(\d)$", answer, re.MULTILINE)}, key=int
     )
-    if unknown := [arch for arch in asked if arch not in known]:
-        sys.exit(f"SPECDEC_OPS_CUDA_ARCHS has {', '.join(unknown)}; this toolkit knows {', '.join(known)}")
-    archs = asked or [arch for arch in CUDA_ARCHS if arch in known]
+
+
+def describe():
+    """One line on what a build makes, for whoever waits for it."""
+    if problem:
+        return problem
+    if CUDA_HOME is None:
+        why = (
+            "SPECDEC_OPS_CUDA is 0"
+            if os.environ.get("SPECDEC_OPS_CUDA") == "0"
+            else "no CUDA toolkit was found"
+        )
+        return f"Building for CPUs alone: {why}"
+    archs = ", ".join(f"sm_{arch}" for arch in cuda_archs())
+    return (
+        f"Building for CPUs and CUDA: {archs} "
+        "(SPECDEC_OPS_CUDA_ARCHS=80,90 picks others, all takes every one; SPECDEC_OPS_CUDA=0 leaves CUDA out)"
+    )
+
+
+def cuda_flags(archs):
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     flags.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
     # The decisions are the CPU's: every fma is written out, and denormals are dropped where the code says so.
@@ -143,7 +200,7 @@ def cuda_flags():
     flags += [f"-Xcompiler={flag}" for flag in host]
     flags += [f"-isystem={path}" for path in include_paths()]
     flags += [f"-I{ROOT / 'csrc'}", f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
-    return [*flags, f"--threads={os.environ.get('MAX_JOBS', '0')}"]
+    return flags
 
 
 def cuda_module():
@@ -159,11 +216,13 @@ def cuda_module():
 
 problem = find_problem()
 CUDA_HOME = None if problem else find_cuda()
-modules = [Extension("specdec_ops._C", [])] if problem else [native_module()]
-if CUDA_HOME is not None:
-    modules.append(cuda_module())
-setup(
-    ext_modules=modules,
-    cmdclass={"build_ext": MissingTool if problem else Build},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
-)
+
+if __name__ == "__main__":
+    modules = [Extension("specdec_ops._C", [])] if problem else [native_module()]
+    if CUDA_HOME is not None:
+        modules.append(cuda_module())
+    setup(
+        ext_modules=modules,
+        cmdclass={"build_ext": MissingTool if problem else Build},
+        options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    )

@@ -1,22 +1,26 @@
 """Times the CUDA kernels against what they replace, in one run on one GPU.
 
-Inputs rotate, so that no cache serves them. Times are medians of graph replays, each of which calls an
-op on every set of inputs, and of eager calls. Reading time is what one pass over the logits takes at the
-copy bandwidth measured in the same run.
+Inputs rotate, so that no cache serves them. Before a case is timed, its tokens on one set are compared with
+the CPU's, its statuses are looked at, and every rival must accept as many drafts as the op does. Times are
+medians of graph replays, each of which calls an op on every set of inputs, and of eager calls. Reading time
+is what one pass over the logits takes at the copy bandwidth measured in the same run.
 
 Run it as ``python -m bench.bench_gpu [--vllm SOURCES]``; SOURCES is an unpacked source distribution of vLLM,
-whose Triton kernels are then loaded from their files.
+whose Triton kernels are then loaded from their files. FlashInfer is a rival where it can be imported.
+``--quick --batch 1,8`` times the project's ops alone, in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import statistics
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +33,33 @@ VOCAB_SIZE = 151_936
 TEMPERATURE = 0.8
 #: As in bench/_cases.py: about 0.7 of the drafts are accepted.
 DRAFT_NOISE = 0.77 * TEMPERATURE
+#: Several times what the second-level cache of any GPU holds.
 ROTATED_BYTES = 600_000_000
 CASES = ((1, 4), (8, 4), (64, 4), (256, 3))
 MODES = ("dense", "dense, logsumexp given", "one-hot", "greedy")
+#: Rows of the cases of `sample`.
+SAMPLE_ROWS = (1, 64)
+
+#: What a row of the table holds besides its case: microseconds but for the ratio.
+COLUMNS = {
+    "read": "read all once",
+    "graph": "in a graph",
+    "ratio": "/ read",
+    "eager": "eager",
+    "vllm": "Triton",
+    "vllm eager": "Triton, eager",
+    "vllm copy": "Triton, fp32 copy first",
+    "torch softmax": "torch softmax + FlashInfer",
+    "flashinfer": "FlashInfer with its softmax",
+    "flashinfer eager": "the same, eager",
+    "torch": "torch",
+}
+NOTES = """\
+Microseconds a call, in a graph unless said. Triton is vLLM's V2 `rejection_sample` on bfloat16 logits; the
+engine itself makes a float32 copy first. Its target logits are divided by the temperature beforehand, off the
+clock. FlashInfer is softmax to float32 of both models' logits with the temperatures, by torch or by
+FlashInfer, then `chain_speculative_sampling`; for `sample`, its `sampling_from_logits`. torch is `argmax` of
+all rows (greedy), or softmax and what `multinomial` does (`sample`)."""
 
 Call = Callable[[], Any]
 Arguments = dict[str, Any]
@@ -67,7 +95,7 @@ def make_inputs(batch: int, k: int, mode: str, seed: int) -> Arguments:
     return arguments
 
 
-def graph_us(calls: list[Call], repeats: int = 7) -> float:
+def graph_us(calls: Sequence[Call], repeats: int) -> float:
     """Microseconds a call in a graph of all calls."""
     for call in calls[:2]:
         call()
@@ -87,16 +115,20 @@ def graph_us(calls: list[Call], repeats: int = 7) -> float:
     return statistics.median(times[2:])
 
 
-def eager_us(calls: list[Call], repeats: int = 200) -> float:
+def eager_us(calls: Sequence[Call], repeats: int) -> float:
     """Microseconds of wall time a call, calls issued one after another."""
+    calls_at_once = 40
     for call in calls[:2]:
         call()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for i in range(repeats):
-        calls[i % len(calls)]()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / repeats * 1e6
+    times = []
+    for repeat in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for i in range(calls_at_once):
+            calls[(repeat * calls_at_once + i) % len(calls)]()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / calls_at_once * 1e6)
+    return statistics.median(times)
 
 
 def copy_bandwidth() -> float:
@@ -157,59 +189,246 @@ def load_vllm(sources: Path) -> Any:
     return loaded
 
 
-def vllm_call(vllm: Any, arguments: Arguments, batch: int, k: int, dtype: torch.dtype) -> Call:
+def load_flashinfer() -> Any:
+    """FlashInfer's sampling module, or None."""
+    try:
+        return importlib.import_module("flashinfer.sampling")
+    except ImportError:
+        return None
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What a user would call instead."""
+
+    calls: Sequence[Call]
+    #: The numbers of accepted drafts in what a call returns.
+    accepted: Callable[[Any], Tensor]
+
+
+def vllm_rival(vllm: Any, sets: Sequence[Arguments], batch: int, k: int, dtype: torch.dtype) -> Rival:
     rows = batch * (k + 1)
-    draft = arguments.get("draft_logits")
-    sampled = torch.zeros(batch, k + 1, dtype=torch.int64, device=DEVICE)
-    sampled[:, 1:] = arguments["draft_token_ids"].view(batch, k)
     requests = torch.arange(batch, dtype=torch.int32, device=DEVICE)
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE) % (k + 1)
-    fixed = (
-        None if draft is None else draft.view(batch, k, -1),
-        sampled.flatten(),
-        (torch.arange(batch + 1, device=DEVICE) * (k + 1)).int(),
-        torch.arange(rows, device=DEVICE),
-        requests,
-        requests.repeat_interleave(k + 1),
-        slots,
-        arguments["temperature"],
-        arguments["seeds"],
-        k,
-    )
-    logits: Tensor = arguments["target_logits"]
-    return lambda: vllm.rejection_sample(logits.to(dtype), *fixed)
+    cu_num_logits = (torch.arange(batch + 1, device=DEVICE) * (k + 1)).int()
+    positions = torch.arange(rows, device=DEVICE)
+
+    def call_of(arguments: Arguments) -> Call:
+        draft = arguments.get("draft_logits")
+        sampled = torch.zeros(batch, k + 1, dtype=torch.int64, device=DEVICE)
+        sampled[:, 1:] = arguments["draft_token_ids"].view(batch, k)
+        fixed = (
+            None if draft is None else draft.view(batch, k, -1),
+            sampled.flatten(),
+            cu_num_logits,
+            positions,
+            requests,
+            requests.repeat_interleave(k + 1),
+            slots,
+            arguments["temperature"],
+            arguments["seeds"],
+            k,
+        )
+        logits: Tensor = arguments["target_logits"]
+        if bool((arguments["temperature"] > 0).all()):
+            logits = (logits / arguments["temperature"].repeat_interleave(k + 1).unsqueeze(1)).to(
+                logits.dtype
+            )
+        return lambda: vllm.rejection_sample(logits.to(dtype), *fixed)
+
+    return Rival([call_of(a) for a in sets], lambda out: out[1] - 1)
+
+
+def flashinfer_rival(
+    sampling: Any, sets: Sequence[Arguments], batch: int, k: int, softmax: Callable[[Tensor, Tensor], Tensor]
+) -> Rival:
+    def call_of(number: int, arguments: Arguments) -> Call:
+        # In a tensor: a graph needs them there, and eager calls spare the generator.
+        seed, offset = (torch.tensor([value], device=DEVICE) for value in (number, 0))
+        target, draft = arguments["target_logits"], arguments["draft_logits"]
+        ids = arguments["draft_token_ids"].view(batch, k).int()
+        temperature = arguments["temperature"]
+        of_targets, of_drafts = temperature.repeat_interleave(k + 1), temperature.repeat_interleave(k)
+        return lambda: sampling.chain_speculative_sampling(
+            softmax(draft, of_drafts).view(batch, k, -1),
+            ids,
+            softmax(target, of_targets).view(batch, k + 1, -1),
+            seed=seed,
+            offset=offset,
+        )
+
+    return Rival([call_of(i, a) for i, a in enumerate(sets)], lambda out: out[2])
+
+
+def torch_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
+    return logits.float().div_(temperature.unsqueeze(1)).softmax(-1)
+
+
+def torch_sample(logits: Tensor, temperature: Tensor) -> Tensor:
+    """What `multinomial` does after softmax, but for its wait, which no graph can hold."""
+    probs = torch_softmax(logits, temperature)
+    return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
+
+
+def check(sets: Sequence[Arguments], rivals: dict[str, Rival]) -> None:
+    """Exits unless the op is right on these sets, and the rivals do the same work."""
+    outs = [specdec_ops.verify_chain(**a) for a in sets]
+    if any(bool(out.status.any()) for out in outs):
+        sys.exit("verify_chain: a status is not OK")
+    on_cpu = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in sets[0].items()}
+    expected = specdec_ops.verify_chain(**on_cpu)
+    if not outs[0].token_ids.cpu().equal(expected.token_ids):
+        sys.exit("verify_chain: the tokens are not the CPU's")
+    ours = torch.cat([out.num_accepted for out in outs]).float()
+    for name, rival in rivals.items():
+        theirs = torch.cat([rival.accepted(call()) for call in rival.calls]).float()
+        # Random numbers differ: five standard errors of two means, one of which may be of fewer sets.
+        error = (ours.var() * (1 / ours.numel() + 1 / theirs.numel())).sqrt()
+        if not abs(ours.mean() - theirs.mean()) <= 5 * error + 1e-6:
+            sys.exit(f"{name} accepts {theirs.mean():.2f} drafts a request, verify_chain {ours.mean():.2f}")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a run times, and how thoroughly."""
+
+    bandwidth: float
+    vllm: Any
+    flashinfer: Any
+    quick: bool
+
+    def graph_us(self, calls: Sequence[Call]) -> float:
+        return graph_us(calls, 3 if self.quick else 7)
+
+    def eager_us(self, calls: Sequence[Call]) -> float:
+        return eager_us(calls, 3 if self.quick else 7)
+
+    def num_sets(self, size: int) -> int:
+        rotated = ROTATED_BYTES // 3 if self.quick else ROTATED_BYTES
+        return max(3, min(100, rotated // size + 1))
+
+    def ours(self, size: int, calls: Sequence[Call]) -> dict[str, float]:
+        read, graph = size / self.bandwidth, self.graph_us(calls)
+        return {"read": read, "graph": graph, "ratio": graph / read, "eager": self.eager_us(calls)}
+
+    def verify_chain(self, batch: int, k: int, mode: str) -> dict[str, float]:
+        size = (k + 1 + k * mode.startswith("dense")) * batch * VOCAB_SIZE * 2
+        sets = [make_inputs(batch, k, mode, seed) for seed in range(self.num_sets(size))]
+        # Float32 probabilities or logits are cold with fewer sets.
+        fewer = sets[: max(2, len(sets) // 4)]
+        rivals = {}
+        if self.vllm is not None:
+            rivals["vllm"] = vllm_rival(self.vllm, sets, batch, k, torch.bfloat16)
+            rivals["vllm copy"] = vllm_rival(self.vllm, fewer, batch, k, torch.float32)
+        if self.flashinfer is not None and mode.startswith("dense"):
+            for name, softmax in ("torch softmax", torch_softmax), ("flashinfer", self.flashinfer.softmax):
+                rivals[name] = flashinfer_rival(self.flashinfer, fewer, batch, k, softmax)
+        check(sets, rivals)
+        cells = self.ours(size, [lambda a=a: specdec_ops.verify_chain(**a) for a in sets])
+        cells |= {name: self.graph_us(rival.calls) for name, rival in rivals.items()}
+        cells |= {
+            f"{name} eager": self.eager_us(rivals[name].calls)
+            for name in ("vllm", "flashinfer")
+            if name in rivals
+        }
+        if mode == "greedy" and not self.quick:
+            cells["torch"] = self.graph_us([lambda a=a: a["target_logits"].argmax(-1) for a in sets])
+        return cells
+
+    def sample(self, rows: int) -> dict[str, float]:
+        size = rows * VOCAB_SIZE * 2
+        random = torch.Generator(DEVICE).manual_seed(0)
+        sets = [
+            (3 * torch.randn(rows, VOCAB_SIZE, generator=random, device=DEVICE)).bfloat16()
+            for _ in range(self.num_sets(size))
+        ]
+        temperature = torch.full((rows,), TEMPERATURE, device=DEVICE)
+        seeds, positions = torch.arange(rows, device=DEVICE), torch.arange(rows, device=DEVICE)
+        rest = {"temperature": temperature, "seeds": seeds, "positions": positions}
+        drawn = specdec_ops.sample(sets[0], **rest)
+        expected = specdec_ops.sample(sets[0].cpu(), **{n: v.cpu() for n, v in rest.items()})
+        if bool(drawn.status.any()) or not drawn.token_ids.cpu().equal(expected.token_ids):
+            sys.exit("sample: the tokens are not the CPU's")
+        cells = self.ours(size, [lambda x=x: specdec_ops.sample(x, **rest) for x in sets])
+        if self.quick:
+            return cells
+        cells["torch"] = self.graph_us([lambda x=x: torch_sample(x, temperature) for x in sets])
+        if self.flashinfer is not None:
+            seed, offset = (torch.tensor([value], device=DEVICE) for value in (1, 0))
+            draw = self.flashinfer.sampling_from_logits
+            calls: list[Call] = [
+                lambda x=x: draw(x.float().div_(temperature.unsqueeze(1)), seed=seed, offset=offset)
+                for x in sets
+            ]
+            cells |= {"flashinfer": self.graph_us(calls), "flashinfer eager": self.eager_us(calls)}
+        return cells
+
+
+class Table:
+    """Prints a row as soon as it is known, for people or as Markdown."""
+
+    def __init__(self, columns: Sequence[str], markdown: bool) -> None:
+        self._columns = columns
+        self._markdown = markdown
+        self._print("case", [COLUMNS[column] for column in columns])
+        if markdown:
+            print("|---" * (len(columns) + 1) + "|")
+
+    def add(self, case: str, cells: dict[str, float]) -> None:
+        numbers = [
+            f"{cells[column]:,.{2 if column == 'ratio' else 1}f}" if column in cells else "-"
+            for column in self._columns
+        ]
+        self._print(case, numbers)
+
+    def _print(self, case: str, cells: list[str]) -> None:
+        if self._markdown:
+            print(f"| {' | '.join([case, *cells])} |", flush=True)
+            return
+        widths = [max(8, len(COLUMNS[column])) for column in self._columns]
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        print("  ".join([case.ljust(40), *padded]), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vllm", type=Path, help="an unpacked source distribution of vLLM")
+    parser.add_argument("--batch", default="1,8,64,256", help="batch sizes, of %(default)s")
+    parser.add_argument("--mode", action="append", choices=MODES, help="may be given again; not given: all")
+    parser.add_argument("--quick", action="store_true", help="no rivals, fewer repeats: for development")
+    parser.add_argument("--markdown", action="store_true", help="the table as docs/performance.md has it")
     options = parser.parse_args()
-    vllm = load_vllm(options.vllm) if options.vllm else None
-    bandwidth = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e3:,.0f} GB/s")
-    columns = ("case", "reading us", "graph us", "/ reading", "eager us")
-    columns += ("vLLM graph", "vLLM eager", "vLLM fp32 graph", "torch argmax")
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    if not torch.cuda.is_available():
+        sys.exit("bench_gpu: torch sees no CUDA device here")
+    batches = [int(batch) for batch in options.batch.split(",")]
+    vllm = load_vllm(options.vllm) if options.vllm and not options.quick else None
+    flashinfer = None if options.quick else load_flashinfer()
+    bench = Bench(copy_bandwidth(), vllm, flashinfer, options.quick)
+
+    versions = [f"torch {torch.__version__}", f"copy {bench.bandwidth / 1e3:,.0f} GB/s"]
+    if vllm is not None:
+        versions.insert(1, options.vllm.resolve().name)
+    if flashinfer is not None:
+        versions.insert(1, f"FlashInfer {importlib.import_module('flashinfer').__version__}")
+    print(f"{torch.cuda.get_device_name()}, {', '.join(versions)}; bfloat16 logits, V={VOCAB_SIZE:,}")
+    columns = ["read", "graph", "ratio", "eager"]
+    columns += ["vllm", "vllm eager", "vllm copy"] * (vllm is not None)
+    columns += ["torch softmax", "flashinfer", "flashinfer eager"] * (flashinfer is not None)
+    columns += ["torch"] * (not options.quick)
+    table = Table(columns, options.markdown)
     for batch, k in CASES:
-        for mode in MODES:
-            size = (k + 1 + k * mode.startswith("dense")) * batch * VOCAB_SIZE * 2
-            num_sets = max(3, min(100, ROTATED_BYTES // size + 1))
-            sets = [make_inputs(batch, k, mode, seed) for seed in range(num_sets)]
-            calls: list[Call] = [lambda a=a: specdec_ops.verify_chain(**a) for a in sets]
-            reading = size / bandwidth
-            ours = graph_us(calls)
-            cells = [reading, ours, ours / reading, eager_us(calls)]
-            if vllm is not None:
-                theirs = [vllm_call(vllm, a, batch, k, torch.bfloat16) for a in sets]
-                # The engine applies sampling parameters to a float32 copy.
-                whole = [vllm_call(vllm, a, batch, k, torch.float32) for a in sets[: max(2, num_sets // 4)]]
-                cells += [graph_us(theirs), eager_us(theirs), graph_us(whole)]
-            else:
-                cells += [float("nan")] * 3
-            cells.append(graph_us([lambda a=a: a["target_logits"].argmax(-1) for a in sets]))
-            print(f"| B={batch} k={k} {mode} | " + " | ".join(f"{c:,.1f}" for c in cells) + " |", flush=True)
-            del sets, calls
+        for mode in options.mode or MODES:
+            if batch in batches:
+                table.add(f"B={batch} k={k} {mode}", bench.verify_chain(batch, k, mode))
+                torch.cuda.empty_cache()
+    for rows in SAMPLE_ROWS:
+        if rows in batches and not options.mode:
+            table.add(f"`sample`, {rows} row{'s' * (rows > 1)}", bench.sample(rows))
             torch.cuda.empty_cache()
+    if not options.quick:
+        print(f"\n{NOTES}")
 
 
 if __name__ == "__main__":

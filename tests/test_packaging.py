@@ -114,6 +114,71 @@ def test_missing_torch_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.fixture
+def toolkit(tmp_path: Path) -> dict[str, str]:
+    """The environment of a build with a CUDA toolkit that knows four architectures, and no GPU."""
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/cuda_runtime_api.h").touch()
+    programs = {"nvcc": "printf 'compute_%s\\n' 75 80 121 90", "nvidia-smi": 'printf "$GPUS"'}
+    for name, line in programs.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    return {"CUDA_HOME": str(tmp_path), "PATH": path, "GPUS": "", "SPECDEC_OPS_CUDA": ""}
+
+
+def describe_build(**environment: str) -> subprocess.CompletedProcess[str]:
+    return run("-c", "import runpy; print(runpy.run_path('setup.py')['describe']())", **environment)
+
+
+def test_gpus_that_are_built_for(toolkit: dict[str, str]) -> None:
+    built = {
+        ("", ""): "sm_75, sm_80, sm_90",
+        ("all", "8.0\\n"): "sm_75, sm_80, sm_90",
+        ("9.0; 8.0", ""): "sm_80, sm_90",
+        ("90,80", ""): "sm_80, sm_90",
+        ("native", "9.0\\n8.0\\n9.0\\n"): "sm_80, sm_90",
+        ("native", ""): "sm_90",
+        ("native", "13.0\\n"): "sm_121",
+    }
+    describe_each = (
+        "import os, runpy; setup = runpy.run_path('setup.py')\n"
+        f"for asked, gpus in {list(built)}:\n"
+        "    os.environ.update(SPECDEC_OPS_CUDA_ARCHS=asked, GPUS=gpus)\n"
+        "    print(setup['describe']())\n"
+    )
+    result = run("-c", describe_each, **toolkit)
+    assert result.returncode == 0, result.stderr
+    lines = dict(zip(built, result.stdout.splitlines(), strict=True))
+    assert {case: line.split(" (")[0] for case, line in lines.items()} == {
+        case: f"Building for CPUs and CUDA: {archs}" for case, archs in built.items()
+    }
+
+
+def test_a_gpu_that_the_toolkit_does_not_know_is_named(toolkit: dict[str, str]) -> None:
+    result = describe_build(**toolkit | {"SPECDEC_OPS_CUDA_ARCHS": "70"})
+    assert result.returncode != 0
+    assert "SPECDEC_OPS_CUDA_ARCHS has 70; this toolkit knows 75, 80, 121, 90." in result.stderr
+
+
+def test_missing_ninja_is_named(toolkit: dict[str, str], tmp_path: Path) -> None:
+    build = (
+        "import os, pathlib, runpy; setup = runpy.run_path('setup.py')\n"
+        f"os.environ['PATH'] = ''; setup['compile_cuda'](pathlib.Path({str(tmp_path)!r}))"
+    )
+    result = run("-c", build, **toolkit)
+    assert result.returncode != 0
+    assert "CUDA kernels need ninja. 'pip install ninja'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_build_without_cuda_says_why(toolkit: dict[str, str]) -> None:
+    result = describe_build(**toolkit | {"SPECDEC_OPS_CUDA": "0"})
+    assert result.stdout == "Building for CPUs alone: SPECDEC_OPS_CUDA is 0\n"
+
+
 def test_sdist_needs_neither_git_nor_torch(tmp_path: Path) -> None:
     options = ("egg_info", f"--egg-base={tmp_path}", "sdist", f"--dist-dir={tmp_path}")
     result = run("-c", WITHOUT_TORCH, *options, PATH="/nonexistent")

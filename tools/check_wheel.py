@@ -1,4 +1,7 @@
-"""Checks what a wheel holds and what its native module asks of the machine that it lands on."""
+"""Checks what a wheel holds and what its native modules ask of the machine that it lands on.
+
+Several wheels, one built from the tree and one from the source distribution, must hold the same files.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,17 @@ def wheel_problems(path: Path) -> list[str]:
     return problems
 
 
+def differences(wheels: list[Path]) -> list[str]:
+    """What some of the wheels lack."""
+    held = {wheel: set(zipfile.ZipFile(wheel).namelist()) for wheel in wheels}
+    return [
+        f"{wheel}: {name} is missing, which {other} holds"
+        for wheel in wheels
+        for other in wheels
+        for name in sorted(held[other] - held[wheel])
+    ]
+
+
 def library_problems(library: Path) -> list[str]:
     problems = []
     dynamic = run("objdump", "--private-headers", str(library))
@@ -79,6 +93,7 @@ def main() -> None:
     if not wheels:
         sys.exit("usage: check_wheel.py WHEEL...")
     problems = [f"{wheel.name}: {problem}" for wheel in wheels for problem in wheel_problems(wheel)]
+    problems += differences(wheels)
     print("\n".join(problems) or f"{', '.join(wheel.name for wheel in wheels)}: ok")
     sys.exit(bool(problems))
 

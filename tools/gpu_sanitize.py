@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import inputs
 import specdec_ops
+import test_cuda_bookkeeping as bookkeeping
 import torch
 
 
@@ -23,7 +25,7 @@ def options(vocab_size: int, arguments: inputs.Arguments) -> list[inputs.Argumen
     ]
 
 
-def main() -> None:
+def run_chain_ops() -> None:
     for seed, law in enumerate(inputs.DRAFT_LAWS):
         for dtype in (torch.bfloat16, torch.float32):
             for uniforms in (False, True):
@@ -46,6 +48,25 @@ def main() -> None:
     specdec_ops.sample_recovered(
         logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions
     )
+
+
+def run_bookkeeping() -> None:
+    for name, random_arguments in bookkeeping.RANDOM_ARGUMENTS.items():
+        for seed in range(10):
+            rng = random.Random(seed)
+            arguments = random_arguments(rng)
+            if seed % 2:  # totals that nobody checked
+                for key in bookkeeping.TOTALS:
+                    if isinstance(arguments.get(key), torch.Tensor):
+                        arguments[key] = bookkeeping.garbage(arguments[key], rng)
+            bookkeeping.call(
+                name, {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+            )
+
+
+def main() -> None:
+    run_chain_ops()
+    run_bookkeeping()
     torch.cuda.synchronize()
 
 
