@@ -18,7 +18,7 @@ import torch
 from specdec_ops.integrations.vllm import _report, runner_sampling
 from torch import Tensor
 
-SEEDS = range(12)
+SEEDS = range(40)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NUM_SLOTS = 11
 WIDTH = 67
