@@ -206,5 +206,6 @@ def test_a_feature_that_is_missing_is_logged_once(caplog: pytest.LogCaptureFixtu
 
 def test_the_adapters_import_nothing_of_vllm() -> None:
     code = "import sys; sys.modules['vllm'] = None; "
-    code += "from specdec_ops.integrations.vllm import drafting_kernels, runner, sampling_kernels"
+    code += "from specdec_ops.integrations.vllm import drafting_kernels, sampling_kernels; "
+    code += "from specdec_ops.integrations.vllm import runner, runner_sampling"
     subprocess.run([sys.executable, "-c", code], check=True)

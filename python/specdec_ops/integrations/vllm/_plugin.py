@@ -101,7 +101,7 @@ def describe() -> str:
     register()
     platform.register_triton_kernel_overrides()
     for reason, names in _names_by_reason().items():
-        lines.append(f"not replaced, since {reason}:" if reason else "replaced:")
+        lines.append(f"not replaced, since {reason}:" if reason else f"replaced on {platform.device_name}:")
         lines += [f"  {name}" for name in names]
     return "\n".join(lines)
 
