@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import statistics
 import sys
 import time
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,8 @@ from typing import Any
 import specdec_ops
 import torch
 from torch import Tensor
+
+from tools import vllm_sources
 
 DEVICE = "cuda"
 VOCAB_SIZE = 151_936
@@ -147,46 +147,9 @@ def copy_bandwidth() -> float:
 
 
 def load_vllm(sources: Path) -> Any:
-    """vLLM's Triton rejection sampler from its files, without the package around them."""
-    import triton
-    from triton import language
-    from triton.language.extra import libdevice
-
-    def module(name: str, **contents: Any) -> types.ModuleType:
-        made = types.ModuleType(name)
-        made.__dict__.update(contents, __path__=[])
-        sys.modules[name] = made
-        return made
-
-    module("vllm")
-    module("vllm.triton_utils", triton=triton, tl=language, tldevice=libdevice, HAS_TRITON=True)
-    for name in (
-        "v1",
-        "v1.spec_decode",
-        "v1.watermarking",
-        "v1.watermarking.prfs",
-        "v1.worker",
-        "v1.worker.gpu",
-        "v1.worker.gpu.sample",
-        "v1.worker.gpu.spec_decode",
-    ):
-        module(f"vllm.{name}")
-    for name in (
-        "v1.watermarking.prfs.base",
-        "v1.watermarking.prfs.philox",
-        "v1.spec_decode.fly",
-        "v1.worker.gpu.sample.gumbel",
-        "v1.worker.gpu.sample.watermark",
-        "v1.worker.gpu.spec_decode.rejection_sampler_utils",
-    ):
-        spec = importlib.util.spec_from_file_location(
-            f"vllm.{name}", sources / "vllm" / (name.replace(".", "/") + ".py")
-        )
-        assert spec is not None and spec.loader is not None
-        loaded = importlib.util.module_from_spec(spec)
-        sys.modules[f"vllm.{name}"] = loaded
-        spec.loader.exec_module(loaded)
-    return loaded
+    """vLLM's Triton rejection sampler from its files."""
+    vllm_sources.load(sources)
+    return importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
 
 
 def load_flashinfer() -> Any:

@@ -29,7 +29,7 @@ def tests_of(*files: Path) -> set[str]:
 
 
 WITH_VLLM = tests_of(*ROOT.glob("tests_vllm/test_*.py"))
-WITHOUT = tests_of(ROOT / "tests/test_vllm_plugin.py")
+ON_GPU = tests_of(ROOT / "tests/test_vllm_runner_sampling.py", ROOT / "tests_vllm/gpu_kernels.py")
 
 
 def test_every_feature_has_a_row() -> None:
@@ -38,6 +38,6 @@ def test_every_feature_has_a_row() -> None:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
 def test_every_cell_names_a_test(row: list[str]) -> None:
-    for column, tests in zip(row[1:], (WITH_VLLM, WITH_VLLM, WITHOUT), strict=True):
+    for column, tests in zip(row[1:], (WITH_VLLM, WITH_VLLM, ON_GPU), strict=True):
         (name,) = re.findall(r"`(\w+)`", column)
         assert name in tests, name

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from specdec_ops.integrations import vllm as plugin
 from specdec_ops.integrations.vllm import _plugin, _report
 
@@ -22,6 +23,7 @@ Log = list[str]
 def fresh_report() -> Iterator[None]:
     for facts in (_report.replacements, _report.calls, _report.handed_over):
         facts.clear()
+    _report.warn_once.cache_clear()
     yield
     for facts in (_report.replacements, _report.calls, _report.handed_over):
         facts.clear()
@@ -34,14 +36,20 @@ def log() -> Log:
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch, log: Log) -> Any:
-    """A stand-in for vLLM with nothing but a CPU platform."""
+    """A stand-in for vLLM with nothing but a platform."""
 
     class Platform:
         device_name = "cpu"
-        cpu = True
+        capability = 90
 
         def is_cpu(self) -> bool:
-            return self.cpu
+            return self.device_name == "cpu"
+
+        def is_cuda(self) -> bool:
+            return self.device_name == "cuda"
+
+        def has_device_capability(self, capability: int) -> bool:
+            return self.capability >= capability
 
         @classmethod
         def register_triton_kernel_overrides(cls) -> None:
@@ -96,13 +104,57 @@ def test_the_switch_leaves_the_engine_alone(platform: Any, log: Log, monkeypatch
     assert plugin.describe().endswith("nothing is replaced, since SPECDEC_OPS_VLLM is 0")
 
 
-def test_other_platforms_are_left_alone(platform: Any, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(platform), "cpu", False)
+def set_cuda_kernels(monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda op, key: loaded)
+
+
+def test_cuda_is_served_where_there_are_kernels_for_it(
+    platform: Any, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The platform inherits a hook that does nothing."""
+    set_cuda_kernels(monkeypatch, True)
+    monkeypatch.setattr(type(platform), "device_name", "cuda")
     monkeypatch.setattr(_plugin, "install", lambda: log.append("ours"))
     plugin.register()
     platform.register_triton_kernel_overrides()
+    assert log == ["stock Platform", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "capability", "reason"),
+    [
+        ("tpu", True, 90, "the plug-in serves vLLM's platforms for CPU and CUDA"),
+        ("cuda", False, 90, "specdec_ops has no native kernels for CUDA here (python -m specdec_ops)"),
+        ("cuda", True, 75, "the GPU's compute capability is below 8.0"),
+    ],
+)
+def test_other_platforms_are_left_alone(
+    platform: Any,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    device: str,
+    kernels: bool,
+    capability: int,
+    reason: str,
+) -> None:
+    set_cuda_kernels(monkeypatch, kernels)
+    monkeypatch.setattr(type(platform), "device_name", device)
+    monkeypatch.setattr(type(platform), "capability", capability)
+    monkeypatch.setattr(_plugin, "install", lambda: log.append("ours"))
+    for _ in range(2):
+        plugin.register()
+    platform.register_triton_kernel_overrides()
     assert log == ["stock Platform"]
-    assert "nothing is replaced" in plugin.describe()
+    assert plugin.describe() == f"vLLM 9.9.9, platform {device}\nnothing is replaced, since {reason}"
+    told = [f"vLLM runs as it is, since {reason}"] if device == "cuda" else []
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="there may be kernels for CUDA")
+def test_without_cuda_there_are_no_kernels_for_it(platform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(platform), "device_name", "cuda")
+    assert "no native kernels for CUDA" in plugin.describe()
 
 
 def test_an_engine_that_is_laid_out_otherwise_keeps_its_own_code(platform: Any) -> None:
@@ -154,5 +206,6 @@ def test_a_feature_that_is_missing_is_logged_once(caplog: pytest.LogCaptureFixtu
 
 def test_the_adapters_import_nothing_of_vllm() -> None:
     code = "import sys; sys.modules['vllm'] = None; "
-    code += "from specdec_ops.integrations.vllm import drafting_kernels, runner, sampling_kernels"
+    code += "from specdec_ops.integrations.vllm import drafting_kernels, sampling_kernels; "
+    code += "from specdec_ops.integrations.vllm import runner, runner_sampling"
     subprocess.run([sys.executable, "-c", code], check=True)

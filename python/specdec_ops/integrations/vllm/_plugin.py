@@ -10,27 +10,33 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
+
+import torch
 
 from specdec_ops.integrations.vllm import (
     _rejection_sampler,
     _report,
     drafting_kernels,
     runner,
+    runner_sampling,
     sampling_kernels,
 )
 
 SWITCH = "SPECDEC_OPS_VLLM"
 _HOOK = "register_triton_kernel_overrides"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
+#: GPUs below have too little shared memory for float32 logits.
+_LEAST_CAPABILITY = 80
 
 
 def register() -> None:
-    """Arranges for vLLM on CPU to use this package; vLLM calls it in each of its processes.
+    """Arranges for vLLM to use this package; vLLM calls it in each of its processes.
 
-    The replacements are made by :func:`install` right after vLLM's CPU platform has registered its
-    own kernels, which would otherwise undo them. Nothing heavy is imported before that, calling it
+    Serves vLLM's CPU platform, and its CUDA platform where there are native kernels for the GPU. The
+    replacements are made by :func:`install` right after the platform has registered its own kernels, which
+    would otherwise undo them. Nothing heavy is imported before that, calling it
     again changes nothing, and whatever goes wrong is logged and leaves vLLM as it is.
 
     Example:
@@ -41,7 +47,10 @@ def register() -> None:
         return
     try:
         platform = importlib.import_module("vllm.platforms").current_platform
-        if platform.is_cpu():
+        if reason := _unserved(platform):
+            if platform.is_cuda():
+                _report.warn_once(f"vLLM runs as it is, since {reason}")
+        else:
             _install_after_platform(type(platform))
     except Exception:
         _report.logger().exception("specdec_ops could not register; vLLM runs as it is")
@@ -87,14 +96,28 @@ def describe() -> str:
     lines = [f"vLLM {version}, platform {platform.device_name}"]
     if os.environ.get(SWITCH) == "0":
         return "\n".join([*lines, f"nothing is replaced, since {SWITCH} is 0"])
-    if not platform.is_cpu():
-        return "\n".join([*lines, "nothing is replaced, since the plug-in serves vLLM's CPU platform"])
+    if reason := _unserved(platform):
+        return "\n".join([*lines, f"nothing is replaced, since {reason}"])
     register()
     platform.register_triton_kernel_overrides()
     for reason, names in _names_by_reason().items():
-        lines.append(f"not replaced, since {reason}:" if reason else "replaced:")
+        lines.append(f"not replaced, since {reason}:" if reason else f"replaced on {platform.device_name}:")
         lines += [f"  {name}" for name in names]
     return "\n".join(lines)
+
+
+def _unserved(platform: Any) -> str:
+    """Why nothing can be replaced on this platform; empty if something can."""
+    if platform.is_cpu():
+        return ""
+    if not platform.is_cuda():
+        return "the plug-in serves vLLM's platforms for CPU and CUDA"
+    # What says so must not make a context on a GPU that is another process's.
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("specdec_ops::verify_chain", "CUDA"):
+        return "specdec_ops has no native kernels for CUDA here (python -m specdec_ops)"
+    if not platform.has_device_capability(_LEAST_CAPABILITY):
+        return "the GPU's compute capability is below 8.0"
+    return ""
 
 
 def _names_by_reason() -> dict[str, list[str]]:
@@ -139,10 +162,29 @@ def _install_kernels() -> None:
                 break
         else:
             _report.record(name, f"its parameters are ({', '.join(expected)})")
+    _leave_out_of_warmup(set(overrides.values()))
     with _quiet(dispatcher.__name__):  # that the platform's kernels are replaced is what we want
         dispatcher.register_kernels(overrides)
     for name in overrides:
         _report.record(name)
+
+
+def _leave_out_of_warmup(kernels: Collection[Callable[..., None]]) -> None:
+    """Keeps launchers of our kernels from registering for the engine's warm-up.
+
+    That compiles Triton kernels before the engine starts, and raises for anything else.
+    """
+    registry = importlib.import_module("vllm.model_executor.warmup.jit_warmup").JitWarmupRegistry
+    stock = inspect.getattr_static(registry, "register").__func__
+    stock = getattr(stock, "replaces", stock)
+
+    @functools.wraps(stock)
+    def register(cls: Any, kernel: Any, *args: Any, **kwargs: Any) -> None:
+        if getattr(getattr(kernel, "kernel", None), "func", None) not in kernels:
+            stock(cls, kernel, *args, **kwargs)
+
+    register.replaces = stock  # type: ignore[attr-defined]
+    registry.register = classmethod(register)
 
 
 def _install_rejection_sampler() -> None:
@@ -164,17 +206,23 @@ def _install_rejection_sampler() -> None:
 
 def _install_runner() -> None:
     has_triton = importlib.import_module("vllm.triton_utils").HAS_TRITON
-    for name, ours in runner.FUNCTIONS.items():
+    for name, importers in {**runner.IMPORTERS, **runner_sampling.IMPORTERS}.items():
         if not has_triton:
-            _report.record(name, "vLLM's newer runner needs Triton, which has no driver for the CPU")
+            _report.record(name, "vLLM's newer runner needs Triton, which has no driver here")
             continue
         owner_name, _, attribute = name.rpartition(".")
-        owner = importlib.import_module(owner_name)
-        stock = _stock(owner, attribute)
+        try:
+            stock = _stock(importlib.import_module(owner_name), attribute)
+        except (ImportError, AttributeError) as error:
+            _report.record(name, f"not in this vLLM ({error})")
+            continue
+        if name in runner.FUNCTIONS:
+            ours, replacement = runner.FUNCTIONS[name], runner.bind(name, stock)
+        else:
+            ours = replacement = runner_sampling.FUNCTIONS[name](stock)
         if _accepts(ours, stock, name):
-            replacement = runner.bind(name, stock)
             # Modules that are imported later take it from its owner.
-            for holder in (owner_name, *(m for m in runner.IMPORTERS[name] if m in sys.modules)):
+            for holder in (owner_name, *(module for module in importers if module in sys.modules)):
                 _put(sys.modules[holder], attribute, replacement, stock)
 
 

@@ -68,19 +68,20 @@ def make_forward(engine: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
             _report.hand_over(missing)
             return stock(self, metadata, draft_probs, logits, sampling_metadata)
         _report.calls["RejectionSampler.forward"] += 1
-        batch = len(metadata.num_draft_tokens)
+        batch, device = len(metadata.num_draft_tokens), logits.device
+        totals = _totals(metadata.num_draft_tokens, metadata.cu_num_draft_tokens)
         temperature = sampling_metadata.temperature
         if sampling_metadata.all_greedy:
-            temperature = _zeros(batch, torch.float32)
+            temperature = _zeros(batch, torch.float32, device)
         arguments = _rule_of_sampler(self) | {
-            "cu_num_draft_tokens": _totals(tuple(metadata.num_draft_tokens)),
+            "cu_num_draft_tokens": totals,
             "temperature": temperature,
             "draft_probs": draft_probs,
             "max_num_draft_tokens": metadata.max_spec_len,
         }
         if not sampling_metadata.all_greedy or self.synthetic_mode:
-            arguments["seeds"] = _draw_seeds(sampling_metadata.generators, batch)
-            arguments["positions"] = _zeros(batch, torch.int64)
+            arguments["seeds"] = _draw_seeds(sampling_metadata.generators, batch, device)
+            arguments["positions"] = _zeros(batch, torch.int64, device)
 
         if _changes_logits(self, sampling_metadata):
             target, bonus, shown = _processed_rows(engine, self, metadata, logits, sampling_metadata)
@@ -89,7 +90,7 @@ def make_forward(engine: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
                 bonus,
                 temperature=temperature,
                 seeds=arguments.get("seeds"),
-                positions=None if "seeds" not in arguments else torch.tensor(metadata.num_draft_tokens),
+                positions=None if "seeds" not in arguments else totals.diff(),
                 token_dtype=metadata.draft_token_ids.dtype,
             ).token_ids
         else:
@@ -142,14 +143,16 @@ def make_rejection_sample(engine: Any) -> Callable[..., Any]:
             arguments["accept_uniforms"] = engine.generate_uniform_probs(
                 draft_token_ids.shape[0], num_draft_tokens, sampling_metadata.generators, target_logits.device
             )
-            arguments["recovered_uniforms"] = _draw_uniforms(sampling_metadata.generators, num_draft_tokens)
+            arguments["recovered_uniforms"] = _draw_uniforms(
+                sampling_metadata.generators, num_draft_tokens, target_logits.device
+            )
         temperature: Tensor | float = 0.0
         if not sampling_metadata.all_greedy:
             temperature = (sampling_metadata.temperature != engine.GREEDY_TEMPERATURE).to(torch.float32)
         return verify_chain(
             target_logits,
             draft_token_ids,
-            _totals(tuple(num_draft_tokens)),
+            _totals(num_draft_tokens, cu_num_draft_tokens),
             temperature=temperature,
             draft_probs=draft_probs,
             bonus_token_ids=bonus_token_ids.flatten(),
@@ -216,7 +219,7 @@ def _processed_rows(
     target = sampler.apply_logits_processors(target, sampling_metadata, metadata)
     shown = (target, bonus)
     if not sampling_metadata.all_greedy:
-        each_row = torch.arange(1, bonus.shape[0] + 1, dtype=torch.int32)
+        each_row = torch.arange(1, bonus.shape[0] + 1, dtype=torch.int32, device=bonus.device)
         shown = (
             _constrained(engine, target, metadata.cu_num_draft_tokens, sampling_metadata),
             _constrained(engine, bonus, each_row, sampling_metadata),
@@ -243,7 +246,12 @@ def _target_and_bonus(metadata: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chain_rows(metadata: Any, logits: Tensor) -> Tensor:
-    """The rows of each request's drafts, then its bonus row: ``logits`` itself where they lie like that."""
+    """The rows of each request's drafts, then its bonus row: ``logits`` itself where they lie like that.
+
+    The engine's runner lays them like that. On a GPU it is not looked at, which would wait for the device.
+    """
+    if not logits.is_cpu:
+        return logits
     target, bonus = metadata.target_logits_indices.tolist(), metadata.bonus_logits_indices.tolist()
     rows: list[int] = []
     first = 0
@@ -254,32 +262,50 @@ def _chain_rows(metadata: Any, logits: Tensor) -> Tensor:
     return logits if rows == list(range(logits.shape[0])) else logits[rows]
 
 
+def _totals(num_draft_tokens: list[int], cu_num_draft_tokens: Tensor) -> Tensor:
+    """``cu_num_draft_tokens`` with its leading 0."""
+    if cu_num_draft_tokens.is_cpu:
+        return _totals_on_cpu(tuple(num_draft_tokens))
+    return torch.nn.functional.pad(cu_num_draft_tokens, (1, 0))
+
+
 @functools.lru_cache(maxsize=256)
-def _totals(num_draft_tokens: tuple[int, ...]) -> Tensor:
-    """``cu_num_draft_tokens`` with its leading 0. Kept, since most steps draft alike."""
+def _totals_on_cpu(num_draft_tokens: tuple[int, ...]) -> Tensor:
+    """Kept, since most steps draft alike."""
     return torch.tensor([*itertools.accumulate(num_draft_tokens, initial=0)])
 
 
+def _zeros(batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # On a GPU a kept tensor might be part of a graph's memory, and nothing is saved.
+    return (
+        _zeros_on_cpu(batch, dtype)
+        if device.type == "cpu"
+        else torch.zeros(batch, dtype=dtype, device=device)
+    )
+
+
 @functools.lru_cache(maxsize=256)
-def _zeros(batch: int, dtype: torch.dtype) -> Tensor:
+def _zeros_on_cpu(batch: int, dtype: torch.dtype) -> Tensor:
     """Nobody writes to it."""
     return torch.zeros(batch, dtype=dtype)
 
 
-def _draw_seeds(generators: dict[int, torch.Generator], batch: int) -> Tensor:
+def _draw_seeds(generators: dict[int, torch.Generator], batch: int, device: torch.device) -> Tensor:
     """A fresh seed for each request, from its own generator if it has one."""
-    seeds = torch.randint(_LARGEST_SEED, (batch,))
+    seeds = torch.randint(_LARGEST_SEED, (batch,), device=device)
     for r, generator in generators.items():
         seeds[r].random_(generator=generator)
     return seeds
 
 
-def _draw_uniforms(generators: dict[int, torch.Generator], num_draft_tokens: list[int]) -> Tensor:
+def _draw_uniforms(
+    generators: dict[int, torch.Generator], num_draft_tokens: list[int], device: torch.device
+) -> Tensor:
     """A number for the recovered token of each request, from its own generator if it has one.
 
     A request without drafts draws nothing, so that its generator is where the engine expects it.
     """
-    uniforms = torch.rand(len(num_draft_tokens), dtype=torch.float64)
+    uniforms = torch.rand(len(num_draft_tokens), dtype=torch.float64, device=device)
     for r, generator in generators.items():
         if num_draft_tokens[r] > 0:
             uniforms[r].uniform_(generator=generator)

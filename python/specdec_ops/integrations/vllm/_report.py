@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from collections import Counter
@@ -36,6 +37,12 @@ def hand_over(feature: str) -> None:
     handed_over[feature] += 1
     if handed_over[feature] == 1:
         logger().info("specdec_ops has no %s: vLLM's own code serves these calls", feature)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning the first time it is given."""
+    logger().warning("%s", message)
 
 
 def logger() -> Any:

@@ -189,7 +189,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
 
 
 def bind(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a function of vLLM: ours for tensors on the CPU, its own for all others.
+    """The replacement of a function of vLLM: ours for tensors on CPU and GPU, its own for all others.
 
     Args:
         name: A key of ``FUNCTIONS``.
@@ -209,6 +209,6 @@ def bind(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tensor = args[0] if args else kwargs[first]
-        return (ours if tensor.is_cpu else stock)(*args, **kwargs)
+        return (ours if tensor.is_cpu or tensor.is_cuda else stock)(*args, **kwargs)
 
     return replacement

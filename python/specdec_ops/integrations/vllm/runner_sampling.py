@@ -1,0 +1,278 @@
+"""The sampling of vLLM's newer model runner (V2) by way of ``verify_chain`` and ``sample``.
+
+The signatures are those of vLLM 0.33, which take what 0.32 passes too. Nothing here waits for the device, and
+all of it can be captured in a graph.
+
+The runner keeps temperatures, seeds and draft logits in slots, one for each request that it holds, and says
+for a batch or for its rows which slot is whose (``idx_mapping``, ``expanded_idx_mapping``). A row of logits
+is that of an input token: the last one that a request has emitted, then its drafts. So draft i of a request
+is the input of its row i + 1, and row i verifies it.
+
+``pos`` is the position of a row's input token. Keyed by it, both functions draw the same for a request that
+has no drafts. A draft is keyed by its place in the chain as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_ops.integrations.vllm import _report
+from specdec_ops.ops.sample import sample
+from specdec_ops.ops.verify_chain import verify_chain
+
+#: The largest `fly_entropy_top_k` of ``verify_chain``.
+_MAX_FLY_TOP_K = 64
+_FLOAT64_NOISE = "Gumbel noise in float64"
+
+
+def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the replacement for ``rejection_sample``.
+
+    Args:
+        stock: The function to hand calls over to.
+    """
+
+    def rejection_sample(
+        target_logits: Tensor,
+        draft_logits: Tensor | None,
+        draft_sampled: Tensor,
+        cu_num_logits: Tensor,
+        pos: Tensor,
+        idx_mapping: Tensor,
+        expanded_idx_mapping: Tensor,
+        expanded_local_pos: Tensor,
+        temperature: Tensor,
+        seed: Tensor,
+        num_speculative_steps: int,
+        synthetic_conditional_rates: Tensor | None = None,
+        use_fp64: bool = False,
+        use_block_verification: bool = False,
+        contexts: Tensor | None = None,
+        watermarking: Tensor | None = None,
+        watermarking_skip_mask: Tensor | None = None,
+        watermark_key: int | None = None,
+        fly_window_size: int = 0,
+        fly_entropy_threshold: float = 0.3,
+        fly_entropy_top_k: int = 3,
+    ) -> tuple[Tensor, Tensor]:
+        fly: dict[str, Any] = {}
+        if fly_window_size > 0:
+            fly = {
+                "fly_window_size": fly_window_size,
+                "fly_entropy_threshold": fly_entropy_threshold,
+                "fly_entropy_top_k": fly_entropy_top_k,
+            }
+        missing = (
+            "watermarks"
+            if contexts is not None
+            else "block verification"
+            if use_block_verification
+            else _FLOAT64_NOISE
+            if use_fp64
+            else f"FLy entropy of more than {_MAX_FLY_TOP_K} ids"
+            if fly and fly_entropy_top_k > _MAX_FLY_TOP_K
+            else ""
+        )
+        if missing:
+            _report.hand_over(missing)
+            return stock(  # type: ignore[no-any-return]
+                target_logits,
+                draft_logits,
+                draft_sampled,
+                cu_num_logits,
+                pos,
+                idx_mapping,
+                expanded_idx_mapping,
+                expanded_local_pos,
+                temperature,
+                seed,
+                num_speculative_steps,
+                synthetic_conditional_rates,
+                use_fp64=use_fp64,
+                use_block_verification=use_block_verification,
+                contexts=contexts,
+                watermarking=watermarking,
+                watermarking_skip_mask=watermarking_skip_mask,
+                watermark_key=watermark_key,
+                **fly,
+            )
+        _report.calls["rejection_sample (V2)"] += 1
+
+        drafts = _Drafts(cu_num_logits, target_logits.shape[0], num_speculative_steps)
+        draft_temperature = temperature.index_select(0, idx_mapping)
+        if draft_logits is not None:
+            # One of the two may be padded to a wider vocabulary.
+            vocab_size = min(target_logits.shape[1], draft_logits.shape[2])
+            target_logits = target_logits[:, :vocab_size]
+            draft_logits = drafts.rows_of(
+                draft_logits[..., :vocab_size], idx_mapping, expanded_idx_mapping, expanded_local_pos
+            )
+        token_ids, num_accepted, *_ = verify_chain(
+            target_logits,
+            drafts.of_rows(draft_sampled).to(torch.int64),
+            drafts.totals,
+            # The target's logits are scaled already, the draft's are not.
+            temperature=draft_temperature.sign(),
+            draft_temperature=draft_temperature,
+            draft_logits=draft_logits,
+            seeds=seed.index_select(0, idx_mapping),
+            positions=drafts.first_of_rows(pos, cu_num_logits),
+            accept_rates=synthetic_conditional_rates,
+            max_num_draft_tokens=num_speculative_steps,
+            **fly,
+        )
+        return token_ids, num_accepted + 1
+
+    return rejection_sample
+
+
+def make_gumbel_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the replacement for ``gumbel_sample``.
+
+    Args:
+        stock: The function to hand calls over to.
+    """
+
+    def gumbel_sample(
+        logits: Tensor,
+        expanded_idx_mapping: Tensor,
+        temperature: Tensor,
+        seed: Tensor,
+        pos: Tensor,
+        apply_temperature: bool,
+        is_drafting: bool,
+        logits_cache: Tensor | None = None,
+        logits_cache_col: Tensor | None = None,
+        use_fp64: bool = False,
+        logits_cache_source: Tensor | None = None,
+    ) -> Tensor:
+        source = logits if logits_cache_source is None else logits_cache_source
+        # What the engine refuses to cache is refused by its own code.
+        refused = (
+            logits_cache_source is not None
+            if logits_cache is None
+            else logits_cache_col is None
+            or source.shape != logits.shape
+            or source.dtype != logits_cache.dtype
+            or source.device != logits.device
+            or logits_cache.shape[-1] < logits.shape[1]
+        )
+        if use_fp64 or refused:
+            _report.hand_over(_FLOAT64_NOISE if use_fp64 else "caches of such logits")
+            return stock(  # type: ignore[no-any-return]
+                logits,
+                expanded_idx_mapping,
+                temperature,
+                seed,
+                pos,
+                apply_temperature=apply_temperature,
+                is_drafting=is_drafting,
+                logits_cache=logits_cache,
+                logits_cache_col=logits_cache_col,
+                use_fp64=use_fp64,
+                logits_cache_source=logits_cache_source,
+            )
+        _report.calls["gumbel_sample (V2)"] += 1
+
+        slots = expanded_idx_mapping.clamp(min=0)
+        scale = temperature.index_select(0, slots)
+        if not apply_temperature:
+            scale = scale.sign()
+        # Rows of no request are padding of a graph.
+        scale = scale.masked_fill(expanded_idx_mapping < 0, 0.0)
+        positions = pos
+        if logits_cache is not None and logits_cache_col is not None:
+            if is_drafting:
+                # A position is drafted again after a rejection before it: by another place in the chain.
+                positions = torch.add(pos.to(torch.int64), logits_cache_col, alpha=1 << 32)
+            _cache_rows(logits_cache, source, expanded_idx_mapping, logits_cache_col)
+        return sample(
+            logits,
+            temperature=scale,
+            seeds=seed.index_select(0, slots),
+            positions=positions,
+            draft_slot=0 if is_drafting else None,
+        ).token_ids
+
+    return gumbel_sample
+
+
+class _Drafts:
+    """Where the drafts of a batch are among its rows, known without looking at a tensor's values."""
+
+    def __init__(self, cu_num_logits: Tensor, num_rows: int, most: int) -> None:
+        self._num_requests = cu_num_logits.shape[0] - 1
+        self._most = most
+        device, dtype = cu_num_logits.device, cu_num_logits.dtype
+        # No request has more than `most`, so that many rows are there only if each has exactly as many.
+        self._all_alike = num_rows == self._num_requests * (most + 1)
+        #: ``[num_requests + 1]``, the ``cu_num_draft_tokens`` of ``verify_chain``.
+        self.totals: Tensor
+        if self._all_alike:
+            self.totals = torch.arange(0, (self._num_requests + 1) * most, most, dtype=dtype, device=device)
+            return
+        self.totals = cu_num_logits - torch.arange(self._num_requests + 1, dtype=dtype, device=device)
+        drafts = torch.arange(num_rows - self._num_requests, dtype=dtype, device=device)
+        # The row whose input a draft is: behind the first rows of its own request and of those before.
+        self._rows = drafts + torch.searchsorted(self.totals, drafts, right=True)
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Those of ``[num_rows]`` values that belong to drafts."""
+        if self._all_alike:
+            return values.view(self._num_requests, self._most + 1)[:, 1:].reshape(-1)
+        return values.index_select(0, self._rows)
+
+    def first_of_rows(self, values: Tensor, cu_num_logits: Tensor) -> Tensor:
+        """Of ``[num_rows]`` values each request's first."""
+        if self._all_alike:
+            return values[:: self._most + 1]
+        return values.index_select(0, cu_num_logits[:-1])
+
+    def rows_of(
+        self, cache: Tensor, idx_mapping: Tensor, expanded_idx_mapping: Tensor, expanded_local_pos: Tensor
+    ) -> Tensor:
+        """The row of each draft in a cache ``[slots, most, width]``, copied."""
+        if self._all_alike:
+            return cache[:, : self._most].index_select(0, idx_mapping).flatten(0, 1)
+        slots = expanded_idx_mapping.index_select(0, self._rows)
+        return cache[slots, expanded_local_pos.index_select(0, self._rows) - 1]
+
+
+def _cache_rows(cache: Tensor, rows: Tensor, slots: Tensor, columns: Tensor) -> None:
+    """Sets ``cache[slots[t], columns[t]]`` to row t, bit for bit, where the slot is not -1."""
+    width = rows.shape[1]
+    written = slots >= 0
+    tokens = torch.arange(len(slots), device=slots.device)
+    # Which rows are left out is known on the device alone. In the place of one of them another is written
+    # again, or what is there already, if all are left out.
+    tokens = torch.where(written, tokens, written.to(torch.int8).argmax(0, keepdim=True))
+    where = (slots.clamp(min=0)[tokens].long(), columns.expand(len(slots))[tokens].long())
+    cache = cache[..., :width]
+    cache.index_put_(where, torch.where(written[tokens, None], rows[tokens], cache[where]))
+
+
+_GPU = "vllm.v1.worker.gpu"
+
+#: What makes the replacement of which function of vLLM, by its qualified name.
+FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    f"{_GPU}.spec_decode.rejection_sampler_utils.rejection_sample": make_rejection_sample,
+    f"{_GPU}.sample.gumbel.gumbel_sample": make_gumbel_sample,
+}
+
+#: The modules that import those functions by name, and so hold copies that have to be replaced too.
+IMPORTERS: dict[str, tuple[str, ...]] = {
+    f"{_GPU}.spec_decode.rejection_sampler_utils.rejection_sample": (
+        f"{_GPU}.spec_decode.rejection_sampler",
+        "vllm.v1.watermarking.spec_decode",
+    ),
+    f"{_GPU}.sample.gumbel.gumbel_sample": (
+        f"{_GPU}.sample.sampler",
+        f"{_GPU}.spec_decode.speculator",
+        f"{_GPU}.spec_decode.dspark.speculator",
+        "vllm.v1.watermarking.watermarker",
+    ),
+}

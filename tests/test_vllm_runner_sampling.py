@@ -1,0 +1,454 @@
+"""The sampling with the calling conventions of vLLM's newer runner, without vLLM, on CPU and GPU.
+
+It is compared with ``verify_chain`` and ``sample`` called for one request at a time; in tests_vllm with
+vLLM's kernels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chi_square
+import pytest
+import specdec_ops
+import torch
+from specdec_ops.integrations.vllm import _report, runner_sampling
+from torch import Tensor
+
+SEEDS = range(40)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NUM_SLOTS = 11
+WIDTH = 67
+#: A chi-square test alarms below this.
+ALARM = 1e-4
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def handed_over() -> list[Call]:
+    return []
+
+
+@pytest.fixture
+def rejection_sample(handed_over: list[Call]) -> Callable[..., Any]:
+    return runner_sampling.make_rejection_sample(noting(handed_over))
+
+
+@pytest.fixture
+def gumbel_sample(handed_over: list[Call]) -> Callable[..., Any]:
+    return runner_sampling.make_gumbel_sample(noting(handed_over))
+
+
+def noting(calls: list[Call]) -> Callable[..., str]:
+    """The engine's own function: it notes its calls."""
+
+    def stock(*args: Any, **kwargs: Any) -> str:
+        calls.append((args, kwargs))
+        return "stock"
+
+    return stock
+
+
+@pytest.fixture(autouse=True)
+def fresh_report() -> Iterator[None]:
+    _report.calls.clear()
+    _report.handed_over.clear()
+    yield
+    _report.calls.clear()
+    _report.handed_over.clear()
+
+
+class Step:
+    """A random step of a runner, and the arguments for its verification."""
+
+    def __init__(self, seed: int, device: str, *, alike: bool = False, drafted: bool = True) -> None:
+        rng = random.Random(seed)
+        self.k, self.size = rng.randint(1, 4), rng.randint(1, 8)
+        self.counts = [self.k if alike else rng.randint(0, self.k) for _ in range(self.size)]
+        self.slots = rng.sample(range(NUM_SLOTS), self.size)
+        self.first_rows = [sum(self.counts[:r]) + r for r in range(self.size)]
+        generator = torch.Generator().manual_seed(seed)
+        num_rows = sum(self.counts) + self.size
+        dtype, draft_dtype = rng.choice(DTYPES), rng.choice(DTYPES)
+        # Rows lie apart, and either vocabulary may be the wider one.
+        width, draft_width = WIDTH + rng.choice([0, 2]), WIDTH + rng.choice([0, 3])
+        target = (2 * torch.randn(num_rows, width + 5, generator=generator)).to(dtype)[:, :width]
+        cache = torch.randn(NUM_SLOTS, self.k + rng.choice([0, 1]), draft_width + 3, generator=generator)
+        self.vocab_size = min(width, draft_width) if drafted else width
+        sampled = torch.randint(0, WIDTH, (num_rows,), generator=generator)
+        for r in range(self.size):
+            for row in range(self.first_rows[r] + 1, self.first_rows[r] + self.counts[r] + 1):
+                # Half of the drafts are likely ones.
+                if rng.random() < 0.5:
+                    sampled[row] = int(target[row - 1, :WIDTH].argmax())
+                if rng.random() < 0.15:
+                    sampled[row] = -1
+        local = torch.cat([torch.arange(count + 1) for count in self.counts]).int()
+        repeats = torch.tensor(self.counts) + 1
+        index_dtype = rng.choice([torch.int32, torch.int64])
+        idx_mapping = torch.tensor(self.slots, dtype=index_dtype)
+        self.arguments: dict[str, Any] = {
+            "target_logits": target,
+            "draft_logits": (1.5 * cache).to(draft_dtype)[..., :draft_width] if drafted else None,
+            "draft_sampled": sampled.to(rng.choice([torch.int32, torch.int64])),
+            "cu_num_logits": torch.tensor([*self.first_rows, num_rows], dtype=torch.int32),
+            "pos": torch.randint(0, 1000, (self.size,), generator=generator).repeat_interleave(repeats)
+            + local,
+            "idx_mapping": idx_mapping,
+            "expanded_idx_mapping": idx_mapping.repeat_interleave(repeats),
+            "expanded_local_pos": local,
+            "temperature": torch.tensor([rng.choice([0.0, 0.6, 1.0, 1.7]) for _ in range(NUM_SLOTS)]),
+            "seed": torch.randint(-(2**62), 2**62, (NUM_SLOTS,), generator=generator),
+        }
+        self.arguments = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in self.arguments.items()
+        }
+        self.arguments["num_speculative_steps"] = self.k
+
+    def alone(self, r: int, **rule: Any) -> specdec_ops.VerifyChainOutput:
+        """What ``verify_chain`` makes of request r by itself."""
+        given, slot = self.arguments, self.slots[r]
+        begin, end = self.first_rows[r], self.first_rows[r] + self.counts[r] + 1
+        temperature = float(given["temperature"][slot])
+        cache = given["draft_logits"]
+        return specdec_ops.verify_chain(
+            given["target_logits"][begin:end, : self.vocab_size],
+            given["draft_sampled"][begin + 1 : end],
+            torch.tensor([0, self.counts[r]], device=given["seed"].device),
+            temperature=1.0 if temperature > 0 else 0.0,
+            draft_temperature=temperature,
+            draft_logits=None if cache is None else cache[slot, : self.counts[r], : self.vocab_size],
+            seeds=int(given["seed"][slot]),
+            positions=given["pos"][begin : begin + 1],
+            max_num_draft_tokens=self.k,
+            **rule,
+        )
+
+
+def check(step: Step, output: tuple[Tensor, Tensor], **rule: Any) -> list[int]:
+    """Each request has the tokens that it has alone; returns how many each has."""
+    sampled, num_sampled = output
+    assert (sampled.dtype, num_sampled.dtype) == (torch.int64, torch.int32)
+    assert sampled.shape == (step.size, step.k + 1)
+    for r in range(step.size):
+        want = step.alone(r, **rule)
+        assert num_sampled[r] == want.num_accepted[0] + 1
+        assert sampled[r].tolist() == want.token_ids[0].tolist()
+    return num_sampled.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("drafted", [True, False], ids=["draft law", "no law"])
+@pytest.mark.parametrize("alike", [True, False], ids=["as many drafts", "ragged"])
+def test_requests_get_what_verify_chain_gives_them(
+    device: str, rejection_sample: Any, handed_over: list[Call], alike: bool, drafted: bool
+) -> None:
+    lengths = []
+    for seed in SEEDS:
+        step = Step(seed, device, alike=alike, drafted=drafted)
+        lengths += check(step, rejection_sample(**step.arguments))
+    assert len(set(lengths)) >= 3 and not handed_over
+    assert _report.calls["rejection_sample (V2)"] == len(SEEDS)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_synthetic_rates(device: str, rejection_sample: Any, rate: float) -> None:
+    for seed in SEEDS:
+        step = Step(seed, device)
+        rates = torch.full((step.k,), rate, device=device)
+        lengths = check(
+            step, rejection_sample(**step.arguments, synthetic_conditional_rates=rates), accept_rates=rates
+        )
+        if rate == 0.0:
+            assert set(lengths) == {1}
+
+
+def test_fly(device: str, rejection_sample: Any) -> None:
+    more = 0
+    for seed in SEEDS:
+        step = Step(seed, device, alike=True)
+        rule = {"fly_window_size": 1, "fly_entropy_threshold": 0.2, "fly_entropy_top_k": 4}
+        lengths = check(step, rejection_sample(**step.arguments, **rule), **rule)
+        more += sum(lengths) - int(rejection_sample(**step.arguments, fly_window_size=0)[1].sum())
+    assert more > 0
+
+
+def test_greedy_tokens_are_argmaxes(device: str, rejection_sample: Any) -> None:
+    for seed in SEEDS:
+        step = Step(seed, device)
+        step.arguments["temperature"].zero_()
+        sampled, num_sampled = rejection_sample(**step.arguments)
+        best = step.arguments["target_logits"][:, : step.vocab_size].argmax(-1)
+        for r, first in enumerate(step.first_rows):
+            drafts = step.arguments["draft_sampled"][first + 1 : first + 1 + step.counts[r]].tolist()
+            rows = best[first : first + step.counts[r] + 1].tolist()
+            n = next((i for i, (x, y) in enumerate(zip(drafts, rows, strict=False)) if x != y), len(drafts))
+            assert sampled[r, : int(num_sampled[r])].tolist() == rows[: n + 1]
+
+
+@pytest.mark.parametrize(
+    ("feature", "asked"),
+    [
+        ("watermarks", {"contexts": 1, "watermarking": 2, "watermark_key": 3, "watermarking_skip_mask": 4}),
+        ("block verification", {"use_block_verification": True}),
+        ("Gumbel noise in float64", {"use_fp64": True}),
+        ("FLy entropy of more than 64 ids", {"fly_window_size": 2, "fly_entropy_top_k": 65}),
+    ],
+)
+def test_the_engine_verifies_what_is_not_there(
+    rejection_sample: Any, handed_over: list[Call], feature: str, asked: dict[str, Any]
+) -> None:
+    step = Step(0, "cpu")
+    assert rejection_sample(**step.arguments, **asked) == "stock"
+    ((args, kwargs),) = handed_over
+    names = list(inspect.signature(rejection_sample).parameters)
+    got = dict(zip(names, args, strict=False)) | kwargs
+    for name, value in {**step.arguments, **asked}.items():
+        assert got[name] is value or got[name] == value
+    assert _report.handed_over == {feature: 1}
+    assert "fly_window_size" in got or feature[:3] != "FLy"
+    assert ("fly_window_size" in got) == ("fly_window_size" in asked), "0.32 has no FLy"
+
+
+class Rows:
+    """Random rows to draw from, some of no request."""
+
+    def __init__(self, seed: int, device: str, dtype: torch.dtype = torch.float32) -> None:
+        rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.size = 9
+        logits = 2 * torch.randn(self.size, WIDTH + 4, generator=generator)
+        slots = [slot if rng.random() < 0.7 else -1 for slot in rng.sample(range(NUM_SLOTS), self.size)]
+        temperature = [rng.choice([0.0, 0.7, 1.0, 1.4]) for _ in range(NUM_SLOTS)]
+        self.logits = logits.to(dtype).to(device)[:, :WIDTH]
+        self.slots = torch.tensor(slots, dtype=torch.int32, device=device)
+        self.temperature = torch.tensor(temperature, device=device)
+        self.seed = torch.randint(-(2**62), 2**62, (NUM_SLOTS,), generator=generator).to(device)
+        self.pos = torch.randint(0, 1000, (self.size,), generator=generator).to(device)
+        self.cache = torch.full((NUM_SLOTS, 3, WIDTH + 2), 7.0, dtype=dtype, device=device)
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.logits, self.slots, self.temperature, self.seed, self.pos
+
+    def alone(self, t: int, apply_temperature: bool, **keys: Any) -> int:
+        """The token that ``sample`` draws from row t."""
+        slot = int(self.slots[t])
+        temperature = float(self.temperature[slot]) if slot >= 0 else 0.0
+        if not apply_temperature:
+            temperature = 1.0 if temperature > 0 else 0.0
+        return int(
+            specdec_ops.sample(
+                self.logits[t : t + 1],
+                temperature=temperature,
+                seeds=int(self.seed[max(slot, 0)]),
+                **{"positions": self.pos[t : t + 1], **keys},
+            ).token_ids
+        )
+
+
+@pytest.mark.parametrize("is_drafting", [False, True])
+@pytest.mark.parametrize("apply_temperature", [False, True])
+def test_rows_get_what_sample_gives_them(
+    device: str, gumbel_sample: Any, apply_temperature: bool, is_drafting: bool
+) -> None:
+    for seed in SEEDS:
+        rows = Rows(seed, device, DTYPES[seed % 3])
+        tokens = gumbel_sample(*rows.arguments, apply_temperature, is_drafting)
+        assert tokens.dtype == torch.int64
+        keys = {"draft_slot": 0} if is_drafting else {}
+        assert tokens.tolist() == [rows.alone(t, apply_temperature, **keys) for t in range(rows.size)]
+        nobodys = rows.slots < 0
+        assert torch.equal(tokens[nobodys], rows.logits[nobodys].argmax(-1))
+
+
+@pytest.mark.parametrize("column", ["one", "each"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_drafted_from_is_kept(
+    device: str, gumbel_sample: Any, dtype: torch.dtype, column: str
+) -> None:
+    for seed in SEEDS:
+        rows = Rows(seed, device, dtype)
+        rows.logits[0, 3], rows.logits[1, 5] = float("nan"), -float("inf")
+        if seed == 0:
+            rows.slots.fill_(-1)
+        columns = torch.tensor(1) if column == "one" else torch.arange(rows.size) % 3
+        columns = columns.int().to(device)
+        want = rows.cache.clone()
+        for t, slot in enumerate(rows.slots.tolist()):
+            if slot >= 0:
+                want[slot, int(columns if column == "one" else columns[t]), :WIDTH] = rows.logits[t]
+        gumbel_sample(*rows.arguments, True, True, logits_cache=rows.cache, logits_cache_col=columns)
+        integer = torch.int32 if dtype == torch.float32 else torch.int16
+        assert torch.equal(rows.cache.view(integer), want.view(integer))
+
+
+def test_another_source_is_kept_instead(device: str, gumbel_sample: Any) -> None:
+    rows = Rows(3, device)
+    source = torch.randn_like(rows.logits)
+    column = torch.tensor(2, device=device)
+    tokens = gumbel_sample(
+        *rows.arguments,
+        False,
+        False,
+        logits_cache=rows.cache,
+        logits_cache_col=column,
+        logits_cache_source=source,
+    )
+    assert tokens.tolist() == [rows.alone(t, False) for t in range(rows.size)]
+    kept = rows.slots >= 0
+    assert torch.equal(rows.cache[rows.slots[kept].long(), 2, :WIDTH], source[kept])
+
+
+def test_a_draft_is_keyed_by_its_place_too(device: str, gumbel_sample: Any) -> None:
+    """The positions of a place do not meet those of another; without a cache the place is the first."""
+    rows = Rows(1, device)
+    rows.logits.fill_(0.0)
+    rows.slots, rows.temperature = (
+        torch.arange(rows.size, device=device),
+        torch.ones(NUM_SLOTS, device=device),
+    )
+    drawn = []
+    for place in range(3):
+        column = torch.tensor(place, dtype=torch.int32, device=device)
+        tokens = gumbel_sample(
+            *rows.arguments, True, True, logits_cache=rows.cache, logits_cache_col=column
+        ).tolist()
+        high = rows.pos + place * 2**32
+        assert tokens == [
+            rows.alone(t, True, draft_slot=0, positions=high[t : t + 1]) for t in range(rows.size)
+        ]
+        drawn.append(tokens)
+    assert drawn[0] == gumbel_sample(*rows.arguments, True, True).tolist()
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("feature", "asked"),
+    [
+        ("Gumbel noise in float64", {"use_fp64": True}),
+        ("caches of such logits", {"logits_cache": torch.zeros(NUM_SLOTS, 1, WIDTH - 1)}),
+        ("caches of such logits", {"logits_cache": torch.zeros(NUM_SLOTS, 1, WIDTH).half()}),
+        ("caches of such logits", {"logits_cache_source": torch.zeros(9, WIDTH), "logits_cache": None}),
+    ],
+    ids=["float64", "narrow", "dtype", "no cache"],
+)
+def test_the_engine_draws_or_refuses_what_is_not_there(
+    gumbel_sample: Any, handed_over: list[Call], feature: str, asked: dict[str, Any]
+) -> None:
+    rows = Rows(0, "cpu")
+    options = {"logits_cache_col": torch.tensor(0), **asked}
+    assert gumbel_sample(*rows.arguments, True, True, **options) == "stock"
+    ((args, kwargs),) = handed_over
+    got = dict(zip(inspect.signature(gumbel_sample).parameters, args, strict=False)) | kwargs
+    assert got["apply_temperature"] is got["is_drafting"] is True
+    assert all(got[name] is value for name, value in options.items())
+    assert _report.handed_over == {feature: 1}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_decoding_follows_the_law_of_the_target(
+    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float
+) -> None:
+    """Whole runs, drafted with the seeds that verify: at each position, and at pairs of them."""
+    num_runs, num_tokens, k, vocab_size = 20_000, 5, 2, 3
+    # Each run has its own chain of tokens: the law of one depends on the one before.
+    table = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.4, 0.2, 0.4]], device=device)
+    draft_table = table.flip(1).log().bfloat16()
+    seeds = torch.arange(num_runs, device=device) * 7919
+    temperatures = torch.full((num_runs,), temperature, device=device)
+    cache = torch.empty(num_runs, k, vocab_size, dtype=torch.bfloat16, device=device)
+    output = torch.zeros(num_runs, num_tokens + k, dtype=torch.int64, device=device)
+    lengths = torch.ones(num_runs, dtype=torch.int64, device=device)
+    while (lengths < num_tokens).any():
+        active = (lengths < num_tokens).nonzero().flatten()
+        starts, n = lengths[active], len(active)
+        inputs = torch.zeros(n, k + 1, dtype=torch.int64, device=device)
+        inputs[:, 0] = output[active, starts - 1]
+        for place in range(k):
+            inputs[:, place + 1] = gumbel_sample(
+                draft_table[inputs[:, place]],
+                active,
+                temperatures,
+                seeds,
+                starts - 1 + place,
+                apply_temperature=True,
+                is_drafting=True,
+                logits_cache=cache,
+                logits_cache_col=torch.tensor(place, device=device),
+            )
+        sampled, counts = rejection_sample(
+            table.log()[inputs.flatten()] / temperature,
+            cache,
+            inputs.flatten(),
+            torch.arange(n + 1, dtype=torch.int32, device=device) * (k + 1),
+            (starts[:, None] - 1 + torch.arange(k + 1, device=device)).flatten(),
+            active,
+            active.repeat_interleave(k + 1),
+            torch.arange(k + 1, device=device).repeat(n),
+            temperatures,
+            seeds,
+            k,
+        )
+        for column in range(k + 1):
+            valid = counts > column
+            output[active[valid], starts[valid] + column] = sampled[valid, column]
+        lengths[active] += counts
+    law = (table.log() / temperature).softmax(-1).double().cpu()
+    joint, tokens = law[0], output.cpu()
+    for position in range(2, num_tokens):
+        pairs = torch.bincount(tokens[:, position - 1] * vocab_size + tokens[:, position], minlength=9)
+        expected = (joint[:, None] * law).flatten()
+        assert chi_square.p_value(pairs, expected / expected.sum()) > ALARM, position
+        joint = joint @ law
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("alike", [True, False], ids=["as many drafts", "ragged"])
+def test_nothing_waits_for_the_device_and_graphs_repeat_it(
+    rejection_sample: Any, gumbel_sample: Any, alike: bool
+) -> None:
+    step, rows = Step(5, "cuda", alike=alike), Rows(5, "cuda")
+    column = torch.tensor(1, device="cuda")
+
+    def run() -> tuple[Tensor, ...]:
+        tokens = gumbel_sample(*rows.arguments, True, True, logits_cache=rows.cache, logits_cache_col=column)
+        return (*rejection_sample(**step.arguments), tokens)
+
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        for seed in range(3):
+            step.arguments["seed"].add_(seed)
+            rows.seed.add_(seed)
+            rows.logits.add_(0.25)
+            rows.cache.fill_(7.0)
+            graph.replay()
+            replayed = [tensor.clone() for tensor in (*captured, rows.cache)]
+            rows.cache.fill_(7.0)
+            direct = (*run(), rows.cache)
+            torch.cuda.set_sync_debug_mode("default")
+            assert all(torch.equal(a, b) for a, b in zip(replayed, direct, strict=True))
+            torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_every_function_has_its_name_in_vllm_and_its_importers() -> None:
+    assert runner_sampling.FUNCTIONS.keys() == runner_sampling.IMPORTERS.keys()
+    for name, make in runner_sampling.FUNCTIONS.items():
+        module, _, attribute = name.rpartition(".")
+        assert make(noting([])).__name__ == attribute
+        assert module.startswith("vllm.v1.worker.gpu.") and module not in runner_sampling.IMPORTERS[name]
