@@ -34,7 +34,11 @@ PYTHON
 
 tests() {
   local several=()
-  if "$PYTHON" -c 'import xdist' 2>/dev/null; then several=(-n "${JOBS:-8}"); fi
+  if "$PYTHON" -c 'import xdist' 2>/dev/null; then
+    several=(-n "${JOBS:-8}")
+    # Processes that each use every core for the CPU's results spend their time waiting for one another.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+  fi
   # By name: the files of CUDA's own tests, and the parameter of shared ones.
   # shellcheck disable=SC2086
   "$PYTHON" -m pytest tests/test_*.py -k 'cuda and not packaging and not NoVendor' -q -rs -p no:cacheprovider \
