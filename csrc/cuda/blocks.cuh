@@ -785,8 +785,9 @@ __device__ __forceinline__ int pick_in_parts(const Weights& source, Real sum_of_
   return __shfl_sync(kAllLanes, found, holder);
 }
 
+/// Inlined: out of line the compiler spares registers, and each weight waits for the one before.
 template <DType kDType>
-__device__ __noinline__ int quick_pick(QuickWeights<kDType> source, double draw, double margin) {
+__device__ __forceinline__ int quick_pick(QuickWeights<kDType> source, double draw, double margin) {
   constexpr int kWords = QuickWeights<kDType>::kWords, kAtOnce = 4 / kWords;
   float sums[kAtOnce] = {};
 #pragma unroll 1

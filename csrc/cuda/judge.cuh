@@ -6,9 +6,6 @@
 /// What becomes of a request once the rows it waited for are read.
 namespace specdec_ops::cuda {
 
-/// What a request waits for after its judge.
-enum class Judgement : int32_t { kFinished, kGoesOn, kNeedsResidual };
-
 /// What to draw from where no further draft is accepted.
 enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
@@ -151,13 +148,12 @@ class Judge {
         masses_(masses),
         prefixes_(masses + plan.num_blocks) {}
 
-  /// Judges the slots from `begin` to `end`, which are read, as those before them are.
-  __device__ __forceinline__ Judgement run(int begin, int end) {
-    begin_ = begin;
-    end_ = end;
+  /// Judges the request once the launch that reads the rows is done. True: its residual must be made first.
+  __device__ __forceinline__ bool run() {
+    end_ = min(num_slots(), kLargestWave);
     const int last = judge();
     if (last >= 0) end_at(last, s_.verdicts[last], /*has_residual=*/false);
-    return judgement_;
+    return needs_residual_;
   }
 
   /// Draws the recovered token of a slot from its residual, which is made.
@@ -213,10 +209,6 @@ class Judge {
     return plan_.draft_stats + (request_.first_draft + slot) * plan_.num_blocks;
   }
 
-  __device__ __forceinline__ bool has_dense_law() const {
-    return params_.draft_law == DraftLawKind::kLogits || params_.draft_law == DraftLawKind::kProbs;
-  }
-
   __device__ __forceinline__ Draft load_draft() const {
     Draft draft;
     const int64_t slot = begin_ + own_slot();
@@ -235,7 +227,7 @@ class Judge {
     if (!draft.valid) draft.wins = false;
     if (draft.valid && !request_.greedy) {
       draft.target = element(target_row(slot), draft.x);
-      if (request_.has_law && has_dense_law()) draft.draft = element(draft_row(slot), draft.x);
+      if (request_.has_law && plan_.has_dense_law) draft.draft = element(draft_row(slot), draft.x);
     }
     return draft;
   }
@@ -397,8 +389,10 @@ class Judge {
     return quick_exp2(static_cast<float>(fma64(entry, request_.draft_scale, -logsumexp * kLog2E)));
   }
 
-  /// The slot, from begin_ on, where a comparison is too near to call: those before it are accepted. -1 where
-  /// nothing is left to do for this wave.
+  static constexpr int kIsDone = -1, kAllAccepted = -2;
+
+  /// The slot, from begin_ on, where a comparison is too near to call, those before it being accepted; or one
+  /// of the constants above.
   __device__ __forceinline__ int run_quickly(const Draft& draft) {
     const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
     const bool is_present = present_rows() >> row & 1;
@@ -422,17 +416,14 @@ class Judge {
     int last = 0;
     while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
     if (thread() < min(last, count)) emit(begin_ + thread(), s_.verdicts[thread()].token);
-    if (last == count) {
-      go_on();
-      return -1;
-    }
+    if (last == count) return kAllAccepted;
     const Verdict verdict = s_.verdicts[last];
     if (verdict.outcome == Outcome::kUnsure) return last;
     const int64_t token = draw_quickly(last, verdict);
     if (token < 0) return last;
     if (thread() == 0) emit(begin_ + last, token);
     finish(begin_ + last, verdict.status);
-    return -1;
+    return kIsDone;
   }
 
   __device__ __forceinline__ Verdict quick_verdict_of(const Draft& draft) const {
@@ -735,21 +726,26 @@ class Judge {
   /// where there is nothing left to do, or other rows are waited for.
   __device__ __forceinline__ int judge() {
     const int64_t window = kLooksAhead ? params_.fly_window_size : 0;
-    if constexpr (kLooksAhead) end_ = min(num_slots(), kLargestWave);
-    const int wave_end = end_;
     bool is_quick = may_be_quick();
     // FLy: the rejected draft whose window is being looked at, or -1.
     int deferred = -1;
     bool may_defer = kLooksAhead;
+    // While rows are still read.
+    Draft draft = load_draft();
+    wait_for_previous_launch();
 #pragma unroll 1
-    for (;;) {
-      const Draft draft = load_draft();
+    for (;; draft = load_draft()) {
       find_maxima();
       if (is_quick) {
         const int unsure = run_quickly(draft);
-        if (unsure < 0) return -1;
+        if (unsure == kIsDone) return -1;
+        if (unsure == kAllAccepted) {
+          if (!next_slots()) return -1;
+          continue;
+        }
         begin_ += unsure;
         end_ = begin_ + 1;
+        // The definition decides this slot.
         is_quick = false;
         find_defined_draft_stats();
         continue;
@@ -786,15 +782,21 @@ class Judge {
         continue;
       }
       if (last < count) return last;
-      if (end_ == (kLooksAhead ? num_slots() : wave_end)) {
-        go_on();
-        return -1;
-      }
-      __syncthreads();  // everybody has read this wave's verdicts
-      begin_ = end_;
-      end_ = kLooksAhead ? min(num_slots(), begin_ + kLargestWave) : wave_end;
+      if (!next_slots()) return -1;
       is_quick = may_be_quick();
     }
+  }
+
+  /// Goes on behind the slots that were judged, all of them accepted; false where there are none.
+  __device__ __forceinline__ bool next_slots() {
+    if (end_ == num_slots()) {
+      end_with_given_bonus();
+      return false;
+    }
+    __syncthreads();  // everybody has read the verdicts
+    begin_ = end_;
+    end_ = min(num_slots(), begin_ + kLargestWave);
+    return true;
   }
 
   /// FLy: whether the rejected draft of a slot is accepted if the drafts of the window after it are.
@@ -1047,17 +1049,12 @@ class Judge {
         params_.num_accepted[request_.index] = static_cast<int32_t>(num_accepted);
       }
       params_.status[request_.index] = static_cast<int32_t>(status);
-      plan_.states[request_.index].decided = 1;
       atomicAdd(&plan_.counters->num_finished, 1u);
     }
   }
 
-  /// Where every slot that was read is accepted.
-  __device__ __forceinline__ void go_on() {
-    if (end_ < num_slots()) {
-      judgement_ = Judgement::kGoesOn;
-      return;
-    }
+  /// Where every slot is accepted.
+  __device__ __forceinline__ void end_with_given_bonus() const {
     // Without a row of its own the bonus token is a given one.
     const int64_t token = at(params_.bonus_token_ids, request_.index);
     const bool valid = token >= 0 && token < params_.vocab_size;
@@ -1070,13 +1067,13 @@ class Judge {
 
   /// Every CTA of the device may help to make it.
   __device__ __forceinline__ void queue_residual(int i) {
-    judgement_ = Judgement::kNeedsResidual;
+    needs_residual_ = true;
     if (thread() != 0) return;
-    plan_.states[request_.index].decided = 1;
+    plan_.residuals[request_.index].slot = begin_ + i;
     plan_.laws[2 * request_.index] = s_.laws[i];
     plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
     const uint32_t place = atomicAdd(&plan_.counters->num_queued, 1u);
-    store_release(plan_.queue + place, pack(request_.index, begin_ + i));
+    store_release(&plan_.residuals[place].queued, static_cast<uint32_t>(request_.index) + 1);
   }
 
   const Plan& plan_;
@@ -1092,7 +1089,7 @@ class Judge {
   int begin_ = 0, end_ = 0;
   /// Every attempt at a recovered token has failed, and none was too near to call.
   bool thinned_ = false;
-  Judgement judgement_ = Judgement::kFinished;
+  bool needs_residual_ = false;
 };
 
 }  // namespace specdec_ops::cuda

@@ -16,33 +16,18 @@ constexpr int kRowsAtOnce = 2 * kLargestWave;
 /// Room for the shared memory that does not grow with the arguments.
 constexpr int kStaticShared = 1024;
 
-/// How far a request has got.
-struct alignas(16) RequestState {
-  unsigned long long progress;
-  /// Nothing further of the request is worth reading.
-  uint32_t decided;
-  /// Units of its residual that are done.
-  uint32_t num_residual_units;
+/// A recovered token that waits for its residual. Cleared before each call.
+struct ResidualState {
+  /// Of the request, how many units of it are done.
+  uint32_t num_units;
+  /// Of the queue of residuals: an index of a request plus one, in the order in which they were found; 0:
+  /// none yet.
+  uint32_t queued;
+  /// Of the request.
+  int32_t slot;
 };
 
-/// RequestState::progress: which waves are read, the first that is not judged, and whether a CTA is at it.
-struct Progress {
-  static constexpr int kMostWaves = 47, kShift = 48;
-  static constexpr unsigned long long kIsJudged = 1ULL << 63;
-
-  __device__ static unsigned long long read(int wave) { return 1ULL << wave; }
-  __device__ static int next_wave(unsigned long long word) {
-    return static_cast<int>((word & ~kIsJudged) >> kShift);
-  }
-  /// The end of the waves that are read without a gap from `next` on.
-  __device__ static int end_wave(unsigned long long word, int next) {
-    return next + __ffsll(static_cast<long long>(~(word >> next))) - 1;
-  }
-  __device__ static unsigned long long released(unsigned long long word, int next) {
-    return (word & ((1ULL << kShift) - 1)) | static_cast<unsigned long long>(next) << kShift;
-  }
-};
-
+/// Cleared before each call.
 struct Counters {
   unsigned long long next_residual_unit;
   uint32_t num_queued;
@@ -58,44 +43,31 @@ struct Plan {
   int units_per_row;
   /// Of shared memory, a warp.
   int stage_words;
-  int slots_per_wave;
-  int num_waves;
+  bool has_dense_law;
   /// Draft laws come from a pass over draft rows, which are read together with the target's.
   bool reads_draft_rows;
   /// Nothing is asked for that shows a law to the last bit.
   bool may_be_quick;
-  /// CTAs that read rows; those after them help with residuals.
-  uint32_t num_units;
 
   Counters* counters;
-  RequestState* states;
-  uint32_t* arrived;  ///< [batch, num_waves], units
-  /// Requests that wait for a residual, with the slot, in the order in which they were found; 0: none yet.
-  uint64_t* queue;           ///< [batch]
   BlockStats* target_stats;  ///< [rows, num_blocks]
   BlockStats* draft_stats;   ///< [drafts, num_blocks]
   // Of the residual that a request waits for:
-  RowLaw* laws;   ///< [batch, 2], target and draft
-  float* masses;  ///< [batch, num_blocks]
+  ResidualState* residuals;  ///< [batch]
+  RowLaw* laws;              ///< [batch, 2], target and draft
+  float* masses;             ///< [batch, num_blocks]
 };
-
-/// An entry of the queue of residuals; never 0.
-__device__ __forceinline__ uint64_t pack(int64_t request, int64_t slot) {
-  return static_cast<uint64_t>(request + 1) << 32 | static_cast<uint64_t>(slot);
-}
 
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* address) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
-__device__ __forceinline__ uint64_t load_acquire(const uint64_t* address) {
-  uint64_t value;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-  return value;
+__device__ __forceinline__ void store_release(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-// Lighter than __threadfence before and after: what the CTA wrote before it synchronized is released, and
-// what others released is acquired.
+/// Lighter than __threadfence before and after: what the CTA wrote before it synchronized is released, and
+/// what others released is acquired.
 __device__ __forceinline__ uint32_t add_acq_rel(uint32_t* address, uint32_t value) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -103,28 +75,6 @@ __device__ __forceinline__ uint32_t add_acq_rel(uint32_t* address, uint32_t valu
                : "l"(address), "r"(value)
                : "memory");
   return before;
-}
-__device__ __forceinline__ unsigned long long or_acq_rel(unsigned long long* address,
-                                                         unsigned long long value) {
-  unsigned long long before;
-  asm volatile("atom.acq_rel.gpu.global.or.b64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(address), "l"(value)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ unsigned long long cas_acq_rel(unsigned long long* address,
-                                                          unsigned long long expected,
-                                                          unsigned long long value) {
-  unsigned long long before;
-  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
-               : "=l"(before)
-               : "l"(address), "l"(expected), "l"(value)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ void store_release(uint64_t* address, uint64_t value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 /// Numbers of other CTAs: past the first-level cache, which may hold what was there before.
@@ -141,8 +91,14 @@ __device__ __forceinline__ RowLaw load_law(const RowLaw* address) {
   return law;
 }
 
-/// Waits until the launch before this one, which clears the counters, is done and visible.
-__device__ __forceinline__ void wait_for_cleared_workspace() {
+/// Lets the next launch begin where there is room; it waits for this one's results.
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+/// Waits until the launch before this one is done and what it wrote visible.
+__device__ __forceinline__ void wait_for_previous_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -189,16 +145,16 @@ struct FetchedCells {
 struct Request {
   int64_t index, first_draft, num_drafts, first_row;
   float temperature, draft_temperature, scale, draft_scale;
-  bool decided, greedy;
+  bool greedy;
   /// Whether the drafts have a law other than one-hot.
   bool has_law;
   /// 0 where there are none.
   int64_t seed, position;
 
-  /// By a whole warp: each lane fetches a number, so that all of them take one trip to memory. `decided` may
-  /// be null. find_scales completes the request.
-  __device__ static Request load(const ChainParams& params, int64_t r, const uint32_t* decided = nullptr) {
-    enum { kBegin, kEnd, kTemperature, kDraftTemperature, kHasLaw, kSeed, kPosition, kDecided };
+  /// By a whole warp: each lane fetches a number, so that all of them take one trip to memory. find_scales
+  /// completes the request.
+  __device__ static Request load(const ChainParams& params, int64_t r) {
+    enum { kBegin, kEnd, kTemperature, kDraftTemperature, kHasLaw, kSeed, kPosition };
     const int lane = lane_index();
     Cell cell;
     if (lane == kBegin || lane == kEnd) cell = Cell(params.cu_num_draft_tokens, r + (lane - kBegin));
@@ -207,11 +163,9 @@ struct Request {
     if (lane == kHasLaw) cell = Cell(params.has_draft_law, r);
     if (lane == kSeed) cell = Cell(params.seeds, r);
     if (lane == kPosition) cell = Cell(params.positions, r);
-    FetchedCells cells(cell);
-    if (lane == kDecided && decided != nullptr) cells.low = __ldcg(decided);
+    const FetchedCells cells(cell);
 
     Request request;
-    request.decided = cells.low_of(kDecided) != 0;
     request.index = r;
     const bool ragged = static_cast<bool>(params.cu_num_draft_tokens);
     const bool wide = params.cu_num_draft_tokens.is_int64;
