@@ -15,12 +15,23 @@ using specdec_ops::ChainParams;
 using specdec_ops::Checks;
 using specdec_ops::Tensor;
 
-/// The memory of a call between two guards. Filled with NaN, or what the calls before have left.
+/// The memory of a call between two guards. It holds NaN, small int64 numbers, or what calls before have
+/// left.
 class Workspace {
  public:
   explicit Workspace(size_t size) : size_(size) {
     memory_.resize(std::max(memory_.size(), size + 2 * kGuardSize), 0xFF);
-    if (emulation::pick(2) == 0) std::fill(memory_.begin(), memory_.end(), 0xFF);
+    switch (emulation::pick(3)) {
+      case 0:
+        std::fill(memory_.begin(), memory_.end(), 0xFF);
+        break;
+      case 1:
+        std::fill(memory_.begin(), memory_.end(), 0);
+        for (size_t i = 0; i < memory_.size(); i += sizeof(int64_t)) {
+          memory_[i] = static_cast<unsigned char>(emulation::pick(8));
+        }
+        break;
+    }
     std::fill(memory_.begin(), memory_.begin() + kGuardSize, kGuard);
     std::fill(end(), end() + kGuardSize, kGuard);
   }
