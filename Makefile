@@ -23,6 +23,7 @@ WHEEL = "$$(ls dist/specdec_ops-*.whl)"
 PACKAGE_FILES := setup.py csrc/exports.map pyproject.toml MANIFEST.in README.md LICENSE \
   $(shell find csrc python -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
 NATIVE_FILES := CMakeLists.txt $(shell find csrc/common csrc/cpu/kernels tests/native -name '*.h' -o -name '*.cpp')
+EMULATION_FILES := $(wildcard tests/gpu_emulation/* tests/gpu_emulation/*/*) $(shell find csrc/common csrc/cuda -type f)
 PYTHON_CODE := python tests tests_vllm bench examples tools setup.py
 CPP_CODE := $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
@@ -90,7 +91,7 @@ sdist: $(TORCH_STAMP)  ## build the source distribution into dist/
 	$(PY) -c "import setuptools.build_meta as b; b.build_sdist('dist')" >/dev/null
 	@ls dist/*.tar.gz
 
-native: build/native/.built  ## build the kernels and their Python test module with CMake
+native: build/native/.built build/native/specdec_ops_emulated_gpu.so  ## build the kernels' Python test module with CMake, and the emulated GPU
 
 sanitize: build/address/.tested build/thread/.tested  ## run the kernels' native tests under ASan, UBSan and TSan
 
@@ -173,6 +174,10 @@ build/native/.built: $(NATIVE_FILES) $(VENV)/.test
 	$(CMAKE) -S . -B build/native -DSPECDEC_OPS_BUILD_TESTS=OFF -DSPECDEC_OPS_BUILD_PYBIND=ON -DPython_EXECUTABLE=$(abspath $(PY)) >build/native.log || { cat build/native.log; exit 1; }
 	$(VENV)/bin/cmake --build build/native
 	@touch $@
+
+build/native/specdec_ops_emulated_gpu.so: $(EMULATION_FILES) $(TORCH_STAMP)
+	@mkdir -p $(@D)
+	PYTHON=$(PY) tests/gpu_emulation/build.sh $@
 
 build/address/.tested: sanitizers = address,undefined
 build/thread/.tested: sanitizers = thread

@@ -31,7 +31,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "not slow"
 
 
-@pytest.fixture(params=["reference", *implementations.native_names()])
+#: Tests of the chain ops that are quick enough for an emulated GPU.
+EMULATED_TESTS = (
+    "test_bonus_token_ids",
+    "test_random_numbers",
+    "test_sample",
+    "test_sample_recovered",
+    "test_verify_chain",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "implementation" in metafunc.fixturenames:
+        names = ["reference", *implementations.native_names()]
+        if metafunc.module.__name__ in EMULATED_TESTS:
+            names.append(implementations.EMULATED)
+        metafunc.parametrize("implementation", names, indirect=True)
+
+
+@pytest.fixture
 def implementation(request: pytest.FixtureRequest) -> Iterator[implementations.Implementation]:
     """Each implementation that is present, the float64 reference among them."""
     with implementations.use(request.param) as selected:

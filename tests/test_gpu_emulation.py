@@ -12,6 +12,7 @@ import margins
 import pytest
 import random_chains
 import specdec_ops
+import torch
 
 EMULATED = implementations.Implementation(implementations.EMULATED)
 VOCAB_SIZES = [size for size in random_chains.VOCAB_SIZES if size < 10_000]
@@ -56,6 +57,14 @@ def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, seeds: Se
     for seed in seeds(20):
         arguments, flags, context = random_chains.random_chain_with(option, seed, VOCAB_SIZES)
         assert_same_bits("verify_chain", {**arguments, **flags}, seed, context)
+
+
+@pytest.mark.parametrize("law", inputs.DRAFT_LAWS)
+def test_more_blocks_than_fit_shared_memory_at_once(law: str, seeds: Seeds) -> None:
+    for seed in seeds(10)[:2]:
+        arguments = inputs.chain([2], 270_000, law, seed=seed, dtype=torch.bfloat16, scale=0.1, noise=3.0)
+        assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}")
+        assert_same_bits("verify_chain", {**arguments, **random_chains.EXTRAS}, seed, f"seed {seed}, {law}")
 
 
 def test_sample_has_the_bits_of_the_cpu(seeds: Seeds) -> None:

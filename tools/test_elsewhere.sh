@@ -25,6 +25,7 @@ includes=$(python3 -c 'import pybind11, sysconfig; print("-I" + pybind11.get_inc
 # shellcheck disable=SC2086
 g++ "${flags[@]}" $includes -fPIC -shared -fvisibility=hidden tests/native/module.cpp csrc/cpu/kernels/isa.cpp \
   -o "$build/specdec_ops_native.so"
+tests/gpu_emulation/build.sh "$build/specdec_ops_emulated_gpu.so"
 
 python3 -m pytest -q -p no:cacheprovider tests --ignore tests/test_packaging.py --ignore tests/test_examples.py \
   --ignore tests/test_readme.py -o pythonpath=
