@@ -67,6 +67,15 @@ def test_more_blocks_than_fit_shared_memory_at_once(law: str, seeds: Seeds) -> N
         assert_same_bits("verify_chain", {**arguments, **random_chains.EXTRAS}, seed, f"seed {seed}, {law}")
 
 
+@pytest.mark.parametrize("law", ["logits", "logits_and_logsumexp", "probs"])
+def test_residuals_that_several_ctas_make(law: str, seeds: Seeds) -> None:
+    for seed in seeds(20)[:4]:
+        arguments = inputs.chain(
+            [2, 1, 3], 40_000, law, seed=seed, dtype=torch.bfloat16, scale=0.5, noise=3.0, uniforms=True
+        )
+        assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}")
+
+
 def test_sample_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
     for seed in seeds(30):
         arguments, context = random_chains.for_sample(seed, VOCAB_SIZES)
