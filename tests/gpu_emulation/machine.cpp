@@ -295,30 +295,36 @@ void end_grids() {
   }
 }
 
+/// A warp of a CTA that runs.
+struct Turn {
+  size_t place;
+  int warp;
+};
+
 void run_grids() {
   int idle_steps = 0;
+  // How many steps a warp goes on for, about: some races need one that is far ahead of the others.
+  const unsigned persistence = 2u << 3 * pick(3);
+  Turn turn = {0, 0};
   for (end_grids(); !m.grids.empty(); end_grids()) {
     fill_places();
-    // A warp that can run, of a CTA that has one.
-    struct Choice {
-      size_t place;
-      int warp;
-    };
-    std::array<Choice, kResidentCtas * kMaxWarps> choices;
-    unsigned num_choices = 0;
+    std::array<Turn, kResidentCtas * kMaxWarps> turns;
+    unsigned num_turns = 0;
     for (size_t place = 0; place < m.running.size(); ++place) {
       for (int w = 0; w < m.running[place]->num_warps(); ++w) {
-        if (m.running[place]->warps[w].ready != 0) choices[num_choices++] = {place, w};
+        if (m.running[place]->warps[w].ready != 0) turns[num_turns++] = {place, w};
       }
     }
     m.got_on = false;
-    if (num_choices > 0) {
-      const Choice choice = choices[pick(num_choices)];
-      run_warp(*m.running[choice.place], choice.warp);
-      if (m.running[choice.place]->is_done()) end_cta(choice.place);
+    if (num_turns > 0) {
+      const bool can_go_on =
+          turn.place < m.running.size() && m.running[turn.place]->warps[turn.warp].ready != 0;
+      if (!can_go_on || pick(persistence) == 0) turn = turns[pick(num_turns)];
+      run_warp(*m.running[turn.place], turn.warp);
+      if (m.running[turn.place]->is_done()) end_cta(turn.place);
     }
     idle_steps = m.got_on ? 0 : idle_steps + 1;
-    if (num_choices == 0 || idle_steps > kMostIdleSteps) {
+    if (num_turns == 0 || idle_steps > kMostIdleSteps) {
       std::string where;
       for (const auto& cta : m.running) where += "; " + text_of(cta->threads[0].site);
       throw std::runtime_error("no thread can go on" + where);
