@@ -270,6 +270,31 @@ def test_rows_get_what_sample_gives_them(
         assert torch.equal(tokens[nobodys], rows.logits[nobodys].argmax(-1))
 
 
+def test_a_request_without_drafts_gets_what_is_drawn_without_verification(
+    device: str, gumbel_sample: Any, rejection_sample: Any
+) -> None:
+    """A seeded request does not notice whether others in its batch have drafts."""
+    compared = 0
+    for seed in SEEDS:
+        step = Step(seed, device, drafted=False)
+        given = step.arguments
+        sampled, _ = rejection_sample(**given)
+        drawn = gumbel_sample(
+            given["target_logits"],
+            given["expanded_idx_mapping"],
+            given["temperature"],
+            given["seed"],
+            given["pos"],
+            False,
+            False,
+        )
+        for r in range(step.size):
+            if step.counts[r] == 0:
+                assert sampled[r, 0] == drawn[step.first_rows[r]]
+                compared += 1
+    assert compared > len(SEEDS) / 2
+
+
 @pytest.mark.parametrize("column", ["one", "each"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_drafted_from_is_kept(
@@ -452,3 +477,4 @@ def test_every_function_has_its_name_in_vllm_and_its_importers() -> None:
         module, _, attribute = name.rpartition(".")
         assert make(noting([])).__name__ == attribute
         assert module.startswith("vllm.v1.worker.gpu.") and module not in runner_sampling.IMPORTERS[name]
+    assert runner_sampling.IF_ALL < runner_sampling.FUNCTIONS.keys()
