@@ -20,21 +20,13 @@
 namespace specdec_ops::cuda {
 namespace {
 
-#ifndef SPECDEC_CTAS
-#define SPECDEC_CTAS 5
-#endif
-constexpr int kCtasPerMultiprocessor = SPECDEC_CTAS;
-#ifndef SPECDEC_BPW
-#define SPECDEC_BPW 2
-#endif
-constexpr int kMostBlocksPerWarp = SPECDEC_BPW;
+/// With more the compiler spills what judges need.
+constexpr int kCtasPerMultiprocessor = 3;
+constexpr int kMostBlocksPerWarp = 2;
 /// Units that each warp of the device should get at least.
 constexpr int kLeastRounds = 3;
 /// How many blocks a warp may read before its wave is judged.
-#ifndef SPECDEC_ROUNDS
-#define SPECDEC_ROUNDS 3
-#endif
-constexpr int kRoundsPerWave = SPECDEC_ROUNDS;
+constexpr int kRoundsPerWave = 3;
 /// How often a CTA that helps with residuals looks for one in vain: some 100 us.
 constexpr int kPatience = 500;
 
