@@ -390,7 +390,7 @@ __device__ __forceinline__ BlockStats staged_argmax(const uint4* stage, int rows
 /// What is asked of a block beside its maximum.
 enum class Sum {
   kNone,
-  /// By the special function unit, within 2e-6 of the definition's: a third of the instructions.
+  /// By the special function unit, within 3e-6 of the definition's: a third of the instructions.
   kQuick,
   kDefined,
 };

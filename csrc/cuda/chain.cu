@@ -18,19 +18,10 @@
 namespace specdec_ops::cuda {
 namespace {
 
-#ifndef SPECDEC_READERS
-#define SPECDEC_READERS 6
-#endif
-#ifndef SPECDEC_JUDGES
-#define SPECDEC_JUDGES 3
-#endif
-#ifndef SPECDEC_BPW
-#define SPECDEC_BPW 2
-#endif
-/// CTAs that should fit a multiprocessor.
-constexpr int kReadersPerMultiprocessor = SPECDEC_READERS;
-constexpr int kJudgesPerMultiprocessor = SPECDEC_JUDGES;
-constexpr int kMostBlocksPerWarp = SPECDEC_BPW;
+/// CTAs that should fit a multiprocessor. Judges need the registers of a third of one.
+constexpr int kReadersPerMultiprocessor = 6;
+constexpr int kJudgesPerMultiprocessor = 3;
+constexpr int kMostBlocksPerWarp = 2;
 /// Units that each warp of the device should get at least.
 constexpr int kLeastRounds = 3;
 /// How often a CTA that helps with residuals looks for one in vain: some 100 us.
