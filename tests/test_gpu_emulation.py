@@ -67,6 +67,20 @@ def test_more_blocks_than_fit_shared_memory_at_once(law: str, seeds: Seeds) -> N
         assert_same_bits("verify_chain", {**arguments, **random_chains.EXTRAS}, seed, f"seed {seed}, {law}")
 
 
+@pytest.mark.parametrize("law", ["one_hot", "logits"])
+def test_units_of_several_blocks(law: str, seeds: Seeds) -> None:
+    for seed in seeds(120)[:12]:
+        choice = random.Random(seed)
+        temperature = torch.tensor([0.0, 0.6, 0.8, 1.0])
+        dtype = choice.choice(random_chains.DTYPES)
+        arguments = inputs.chain([3, 2, 3, 1], 36_000, law, seed=seed, dtype=dtype, temperature=temperature)
+        if choice.random() < 0.3:
+            random_chains.spoil(arguments["target_logits"], choice)
+        flags = random_chains.EXTRAS if choice.random() < 0.4 else {}
+        context = f"seed {seed}, {law}, {dtype}, {flags}"
+        assert_same_bits("verify_chain", {**arguments, **flags}, seed, context)
+
+
 @pytest.mark.parametrize("law", ["logits", "logits_and_logsumexp", "probs"])
 def test_residuals_that_several_ctas_make(law: str, seeds: Seeds) -> None:
     for seed in seeds(20)[:4]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from specdec_ops.integrations import vllm as plugin
-from specdec_ops.integrations.vllm import _plugin, _report
+from specdec_ops.integrations.vllm import _plugin, _report, runner_sampling
 
 Log = list[str]
 
@@ -155,6 +155,55 @@ def test_other_platforms_are_left_alone(
 def test_without_cuda_there_are_no_kernels_for_it(platform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(platform), "device_name", "cuda")
     assert "no native kernels for CUDA" in plugin.describe()
+
+
+def stock_rejection_sample(target_logits: Any, pos: Any) -> None: ...
+
+
+def stock_gumbel_sample(logits: Any, pos: Any) -> None: ...
+
+
+STOCK = {"rejection_sample": stock_rejection_sample, "gumbel_sample": stock_gumbel_sample}
+
+
+@pytest.fixture
+def newer_runner(platform: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[Any]]:
+    """The functions of vLLM that sample, in their modules and those that import them, by name."""
+    set_cuda_kernels(monkeypatch, True)
+    monkeypatch.setattr(type(platform), "device_name", "cuda")
+    triton_utils = types.ModuleType("vllm.triton_utils")
+    triton_utils.HAS_TRITON = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.triton_utils", triton_utils)
+    modules: dict[str, set[Any]] = {}
+    for name, importers in runner_sampling.IMPORTERS.items():
+        owner, _, attribute = name.rpartition(".")
+        for holder in (owner, *importers):
+            module = types.ModuleType(holder)
+            setattr(module, attribute, STOCK[attribute])
+            monkeypatch.setitem(sys.modules, holder, module)
+            modules.setdefault(attribute, set()).add(module)
+    return modules
+
+
+@pytest.mark.parametrize("switch", [None, "1", "all"])
+def test_drawing_stays_the_engines_unless_all_is_asked_for(
+    newer_runner: dict[str, set[Any]], monkeypatch: pytest.MonkeyPatch, switch: str | None
+) -> None:
+    if switch is None:
+        monkeypatch.delenv("SPECDEC_OPS_VLLM", raising=False)
+    else:
+        monkeypatch.setenv("SPECDEC_OPS_VLLM", switch)
+    text = plugin.describe()
+    replaced = {"rejection_sample", *(["gumbel_sample"] if switch == "all" else [])}
+    for attribute, stock in STOCK.items():
+        for module in newer_runner[attribute]:
+            function = getattr(module, attribute)
+            assert (function is not stock) == (attribute in replaced), module
+            assert getattr(function, "replaces", stock) is stock
+    name = "vllm.v1.worker.gpu.sample.gumbel.gumbel_sample"
+    reason = "vLLM's own is mostly faster (SPECDEC_OPS_VLLM=all replaces it too)"
+    assert _report.replacements[name].reason == ("" if switch == "all" else reason)
+    assert (f"not replaced, since {reason}:\n  {name}" in text) == (switch != "all")
 
 
 def test_an_engine_that_is_laid_out_otherwise_keeps_its_own_code(platform: Any) -> None:

@@ -270,6 +270,31 @@ def test_rows_get_what_sample_gives_them(
         assert torch.equal(tokens[nobodys], rows.logits[nobodys].argmax(-1))
 
 
+def test_a_request_without_drafts_gets_what_is_drawn_without_verification(
+    device: str, gumbel_sample: Any, rejection_sample: Any
+) -> None:
+    """A seeded request does not notice whether others in its batch have drafts."""
+    compared = 0
+    for seed in SEEDS:
+        step = Step(seed, device, drafted=False)
+        given = step.arguments
+        sampled, _ = rejection_sample(**given)
+        drawn = gumbel_sample(
+            given["target_logits"],
+            given["expanded_idx_mapping"],
+            given["temperature"],
+            given["seed"],
+            given["pos"],
+            False,
+            False,
+        )
+        for r in range(step.size):
+            if step.counts[r] == 0:
+                assert sampled[r, 0] == drawn[step.first_rows[r]]
+                compared += 1
+    assert compared > len(SEEDS) / 2
+
+
 @pytest.mark.parametrize("column", ["one", "each"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_drafted_from_is_kept(
@@ -354,11 +379,32 @@ def test_the_engine_draws_or_refuses_what_is_not_there(
     assert _report.handed_over == {feature: 1}
 
 
+def draw_otherwise(
+    logits: Tensor,
+    slots: Tensor,
+    temperature: Tensor,
+    *_: Any,
+    logits_cache: Tensor,
+    logits_cache_col: Tensor,
+    **__: Any,
+) -> Tensor:
+    """What vLLM's ``gumbel_sample`` does with a temperature and a cache, with noise of torch's generator."""
+    logits_cache[slots, logits_cache_col] = logits
+    noise = -torch.empty(logits.shape, device=logits.device).exponential_().log()
+    return (logits.float() / temperature[slots, None] + noise).argmax(-1)
+
+
+@pytest.mark.parametrize("drawn_by", ["sample", "another's draw"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_decoding_follows_the_law_of_the_target(
-    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float
+    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float, drawn_by: str
 ) -> None:
-    """Whole runs, drafted with the seeds that verify: at each position, and at pairs of them."""
+    """Whole runs, drafted with the seeds that verify: at each position, and at pairs of them.
+
+    By default the engine draws the drafts.
+    """
+    torch.manual_seed(0)
+    draw = gumbel_sample if drawn_by == "sample" else draw_otherwise
     num_runs, num_tokens, k, vocab_size = 20_000, 5, 2, 3
     # Each run has its own chain of tokens: the law of one depends on the one before.
     table = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.4, 0.2, 0.4]], device=device)
@@ -374,7 +420,7 @@ def test_decoding_follows_the_law_of_the_target(
         inputs = torch.zeros(n, k + 1, dtype=torch.int64, device=device)
         inputs[:, 0] = output[active, starts - 1]
         for place in range(k):
-            inputs[:, place + 1] = gumbel_sample(
+            inputs[:, place + 1] = draw(
                 draft_table[inputs[:, place]],
                 active,
                 temperatures,
@@ -452,3 +498,4 @@ def test_every_function_has_its_name_in_vllm_and_its_importers() -> None:
         module, _, attribute = name.rpartition(".")
         assert make(noting([])).__name__ == attribute
         assert module.startswith("vllm.v1.worker.gpu.") and module not in runner_sampling.IMPORTERS[name]
+    assert runner_sampling.FUNCTIONS.keys() > runner_sampling.IF_ALL

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The plug-in for vLLM on a machine with a GPU and without vLLM, from the root of a tree in which python/specdec_ops
 # holds both native modules (or with the wheel installed): what vLLM's newer runner and its older sampler call, and
-# vLLM's own tests of these functions with ours in their place.
+# vLLM's own tests of these functions with ours in their place. SPECDEC_OPS_VLLM=all puts all of ours there; the tests
+# of verification run once more with what is replaced by default, where vLLM draws the drafts.
 # usage: tools/gpu_vllm.sh FOLDER...    each an unpacked source distribution of vLLM (vllm/ and tests/)
 # SECONDS_EACH: what one of the pytest runs, which share the GPU, may take.
 set -uo pipefail
@@ -24,10 +25,12 @@ for sources in "$@"; do
   $pytest tests_vllm/gpu_kernels.py >"$logs/$version-kernels" 2>&1 &
   jobs[$version-kernels]=$!
   cd "$sources"
-  for file in v1/spec_decode/test_rejection_sampler_utils v1/worker/test_gpu_gumbel_sample \
-    v1/sample/test_rejection_sampler v1/spec_decode/test_eagle_step_kernel; do
-    name=$version-${file##*/}
-    PYTHONPATH=$sources:$PYTHONPATH $pytest --noconftest -p as_gpu_worker -c /dev/null \
+  for switch_and_file in all:v1/spec_decode/test_rejection_sampler_utils all:v1/worker/test_gpu_gumbel_sample \
+    all:v1/sample/test_rejection_sampler all:v1/spec_decode/test_eagle_step_kernel \
+    default:v1/spec_decode/test_rejection_sampler_utils; do
+    switch=${switch_and_file%%:*} file=${switch_and_file#*:}
+    name=$version-${file##*/}-$switch
+    SPECDEC_OPS_VLLM=$switch PYTHONPATH=$sources:$PYTHONPATH $pytest --noconftest -p as_gpu_worker -c /dev/null \
       --rootdir="$sources" "tests/$file.py" >"$logs/$name" 2>&1 &
     jobs[$name]=$!
   done

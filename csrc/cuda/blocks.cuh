@@ -172,12 +172,19 @@ struct BlockRef {
   int size;
 
   __device__ int rows() const { return (size + kNumLanes - 1) / kNumLanes; }
+  /// Where a whole block begins, if its rows can be copied in words of 16 bytes; null otherwise.
+  __device__ const char* aligned_whole() const {
+    const char* source = row.data + begin * row.item_size();
+    return size == kBlockSize && reinterpret_cast<uintptr_t>(source) % 16 == 0 ? source : nullptr;
+  }
+  /// Rows in shared memory: they are read in pairs.
+  __device__ int staged_rows() const { return (rows() + 1) / 2 * 2; }
 };
 
 /// 16-byte words of shared memory in which a warp holds one block.
 constexpr int stage_words(DType dtype) { return kBlockSize * (dtype == DType::kFloat32 ? 4 : 2) / 16; }
 
-/// Begins to fetch a block into shared memory, padded with -inf to whole rows; wait_for_copies ends it. A
+/// Begins to fetch a block into shared memory, padded with -inf to pairs of rows; wait_for_copies ends it. A
 /// thread fetches what it will read, so nobody waits for another thread.
 template <DType kDType>
 __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage) {
@@ -196,7 +203,7 @@ __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage)
       }
     }
   } else {
-    for (int r = 0; r < block.rows(); ++r) {
+    for (int r = 0; r < block.staged_rows(); ++r) {
       const int i = r * kNumLanes + lane * kOctet;
       float x[kOctet];
       uint32_t words[kOctet];
@@ -241,6 +248,29 @@ __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage)
       return stage_block<DType::kFloat32>(block, stage);
   }
 }
+
+/// A block that is to lie where another one is being read. A thread fetches each pair of rows as soon as it
+/// is done with that pair of the other block, so that the copies go on while the rest is worked on.
+struct NextBlock {
+  /// Of a whole block whose rows are aligned; null where there is none.
+  const char* source = nullptr;
+  bool is_begun = false;
+
+  template <DType kDType>
+  __device__ __forceinline__ void fetch_rows(uint4* stage, int row) {
+    constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
+    if (source == nullptr) return;
+#pragma unroll
+    for (int r = row; r < row + 2; ++r) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        copy_async(stage + (r * kWords + w) * kWarpSize + lane_index(),
+                   source + ((r * kWarpSize + lane_index()) * kWords + w) * 16);
+      }
+    }
+    is_begun = true;
+  }
+};
 
 /// One row of the thread's lanes from shared memory.
 template <DType kDType>
@@ -310,84 +340,99 @@ __device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* 
 
 /// The first element of a block in shared memory that equals `value`; kBlockSize if there is none.
 template <DType kDType>
-__device__ __forceinline__ int staged_index(const uint4* stage, int rows, float value) {
+__device__ __forceinline__ int staged_index(uint4* stage, int rows, float value, NextBlock& next) {
   constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
   int found = kBlockSize;
-#pragma unroll 4
-  for (int r = rows - 1; r >= 0; --r) {
-    uint32_t words[kWords];
-    staged_words<kDType>(stage, r, words);
+#pragma unroll 1
+  for (int pair = rows - 2; pair >= 0; pair -= 2) {
 #pragma unroll
-    for (int j = kOctet - 1; j >= 0; --j) {
-      if (word_element<kDType>(words, j) == value) found = r * kNumLanes + lane_index() * kOctet + j;
+    for (int r = pair + 1; r >= pair; --r) {
+      uint32_t words[kWords];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = kOctet - 1; j >= 0; --j) {
+        if (word_element<kDType>(words, j) == value) found = r * kNumLanes + lane_index() * kOctet + j;
+      }
     }
+    next.fetch_rows<kDType>(stage, pair);
   }
   return warp_min(found);
 }
 
 /// The largest logit and, in place of the sum, its index; NaN there where not all is finite.
 template <DType kDType>
-__device__ __forceinline__ BlockStats staged_argmax(const uint4* stage, int rows) {
+__device__ __forceinline__ BlockStats staged_argmax(uint4* stage, int rows, NextBlock& next) {
   bool has_nan;
   const float best = staged_max<kDType>(stage, rows, &has_nan);
   if (has_nan || best == -kMasked) return {best, __builtin_nanf("")};
-  return {best, static_cast<float>(staged_index<kDType>(stage, rows, best))};
+  return {best, static_cast<float>(staged_index<kDType>(stage, rows, best, next))};
 }
 
 /// What is asked of a block beside its maximum.
 enum class Sum {
   kNone,
-  /// By the special function unit, within 2e-6 of the definition's: a third of the instructions.
+  /// By the special function unit, within 3e-6 of the definition's: a third of the instructions.
   kQuick,
   kDefined,
 };
 
-/// Maximum and sum of weights; without a sum what staged_argmax says.
+/// Maximum and sum of weights; without a sum what staged_argmax says. May begin to fetch the next block.
 template <DType kDType>
-__device__ __forceinline__ BlockStats staged_stats(const uint4* stage, int rows, float scale, Sum sum) {
-  if (sum == Sum::kNone) return staged_argmax<kDType>(stage, rows);
+__device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float scale, Sum sum,
+                                                   NextBlock& next) {
+  if (sum == Sum::kNone) return staged_argmax<kDType>(stage, rows, next);
   const float best = staged_max<kDType>(stage, rows, nullptr);
   if (!(best > kMasked) || best == -kMasked) {
-    const BlockStats stats = staged_argmax<kDType>(stage, rows);
+    const BlockStats stats = staged_argmax<kDType>(stage, rows, next);
     return {best, stats.sum != stats.sum ? stats.sum : 0.0f};
   }
   float sums[kOctet] = {};
   constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
   if (sum == Sum::kQuick) {
-#pragma unroll 4
-    for (int r = 0; r < rows; ++r) {
-      uint32_t words[kWords];
-      staged_words<kDType>(stage, r, words);
+#pragma unroll 1
+    for (int pair = 0; pair < rows; pair += 2) {
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) sums[j] += quick_exp2((word_element<kDType>(words, j) - best) * scale);
+      for (int r = pair; r < pair + 2; ++r) {
+        uint32_t words[kWords];
+        staged_words<kDType>(stage, r, words);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          sums[j] += quick_exp2((word_element<kDType>(words, j) - best) * scale);
+        }
+      }
+      next.fetch_rows<kDType>(stage, pair);
     }
     return {best, tree_sum(sums)};
   }
   const Exp2 exp2(best, scale);
-#pragma unroll 2
-  for (int r = 0; r < rows; ++r) {
-    uint32_t words[kWords];
-    staged_words<kDType>(stage, r, words);
+#pragma unroll 1
+  for (int pair = 0; pair < rows; pair += 2) {
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
-      float polynomial, power;
-      exp2.factors(word_element<kDType>(words, j), &polynomial, &power);
-      sums[j] = fma_ftz(polynomial, power, sums[j]);
+    for (int r = pair; r < pair + 2; ++r) {
+      uint32_t words[kWords];
+      staged_words<kDType>(stage, r, words);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        float polynomial, power;
+        exp2.factors(word_element<kDType>(words, j), &polynomial, &power);
+        sums[j] = fma_ftz(polynomial, power, sums[j]);
+      }
     }
+    next.fetch_rows<kDType>(stage, pair);
   }
   return {best, tree_sum(sums)};
 }
 
 /// Of a block that the warp has staged.
-__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum,
-                                                  const uint4* stage) {
+__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum, uint4* stage,
+                                                  NextBlock& next) {
   switch (block.row.dtype) {
     case DType::kBFloat16:
-      return staged_stats<DType::kBFloat16>(stage, block.rows(), scale, sum);
+      return staged_stats<DType::kBFloat16>(stage, block.staged_rows(), scale, sum, next);
     case DType::kFloat16:
-      return staged_stats<DType::kFloat16>(stage, block.rows(), scale, sum);
+      return staged_stats<DType::kFloat16>(stage, block.staged_rows(), scale, sum, next);
     default:
-      return staged_stats<DType::kFloat32>(stage, block.rows(), scale, sum);
+      return staged_stats<DType::kFloat32>(stage, block.staged_rows(), scale, sum, next);
   }
 }
 
@@ -407,9 +452,9 @@ __device__ __forceinline__ const T* in_shared(const T* address) {
 }
 
 /// Of a block that was fetched.
-static __device__ __noinline__ BlockStats defined_block_stats(BlockRef block, float scale,
-                                                              const uint4* stage) {
-  return block_stats(block, scale, Sum::kDefined, stage);
+static __device__ __noinline__ BlockStats defined_block_stats(BlockRef block, float scale, uint4* stage) {
+  NextBlock none;
+  return block_stats(block, scale, Sum::kDefined, stage, none);
 }
 
 /// Eight elements from shared memory, by any thread.

@@ -18,19 +18,10 @@
 namespace specdec_ops::cuda {
 namespace {
 
-#ifndef SPECDEC_READERS
-#define SPECDEC_READERS 6
-#endif
-#ifndef SPECDEC_JUDGES
-#define SPECDEC_JUDGES 3
-#endif
-#ifndef SPECDEC_BPW
-#define SPECDEC_BPW 2
-#endif
-/// CTAs that should fit a multiprocessor.
-constexpr int kReadersPerMultiprocessor = SPECDEC_READERS;
-constexpr int kJudgesPerMultiprocessor = SPECDEC_JUDGES;
-constexpr int kMostBlocksPerWarp = SPECDEC_BPW;
+/// CTAs that should fit a multiprocessor. Judges need the registers of a third of one.
+constexpr int kReadersPerMultiprocessor = 6;
+constexpr int kJudgesPerMultiprocessor = 3;
+constexpr int kMostBlocksPerWarp = 2;
 /// Units that each warp of the device should get at least.
 constexpr int kLeastRounds = 3;
 /// How often a CTA that helps with residuals looks for one in vain: some 100 us.
@@ -105,12 +96,15 @@ __device__ __forceinline__ void run_unit(const Plan& plan, Request request, cons
   const Sum sum = !unit.is_draft ? of_target : plan.may_be_quick ? Sum::kQuick : Sum::kDefined;
   for (;;) {
     wait_for_copies();
-    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, sum, stage);
+    const BlockRef next_ref = block_of(plan.params, row_ref, block + kWarpsPerCta);
+    NextBlock next;
+    if (block + kWarpsPerCta < end) next.source = next_ref.aligned_whole();
+    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, sum, stage, next);
     if (lane_index() == 0)
       *reinterpret_cast<float2*>(stats_of_row + block) = make_float2(stats.max, stats.sum);
     block += kWarpsPerCta;
     if (block >= end) return;
-    stage_block(block_of(plan.params, row_ref, block), stage);
+    if (!next.is_begun) stage_block(next_ref, stage);
   }
 }
 

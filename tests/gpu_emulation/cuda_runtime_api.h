@@ -36,11 +36,11 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
 };
-/// Device 0 starts launches early, device 1 does not. They are small, so that units get large.
+/// Device 0 starts launches early, device 1 does not and is so small that units get large.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = 3;
+      *value = device == 0 ? 3 : 1;
       break;
     case cudaDevAttrComputeCapabilityMajor:
       *value = device == 0 ? 9 : 8;

@@ -408,7 +408,13 @@ void pass() { back_to_scheduler(); }
 
 void* dynamic_shared() { return m.current->dynamic_shared(); }
 
-void copy_later(void* destination, const void* source) { m.self().copies.push_back({destination, source}); }
+void copy_later(void* destination, const void* source) {
+  if (pick(2) == 0) {
+    m.self().copies.push_back({destination, source});
+  } else {
+    memcpy(destination, source, 16);
+  }
+}
 
 void finish_copies() {
   for (const Copy& copy : m.self().copies) memcpy(copy.destination, copy.source, 16);

@@ -58,7 +58,7 @@ void wait_for_previous_grids();
 /// Lets others run.
 void pass();
 void* dynamic_shared();
-/// 16 bytes, when the thread calls finish_copies.
+/// 16 bytes: now, or when the thread calls finish_copies.
 void copy_later(void* destination, const void* source);
 void finish_copies();
 /// Ends the run with a message.

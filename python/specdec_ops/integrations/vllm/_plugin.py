@@ -24,6 +24,8 @@ from specdec_ops.integrations.vllm import (
     sampling_kernels,
 )
 
+#: ``0`` leaves vLLM as it is, ``all`` also replaces ``runner_sampling.IF_ALL``; read when vLLM's platform
+#: registers its kernels.
 SWITCH = "SPECDEC_OPS_VLLM"
 _HOOK = "register_triton_kernel_overrides"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
@@ -209,6 +211,9 @@ def _install_runner() -> None:
     for name, importers in {**runner.IMPORTERS, **runner_sampling.IMPORTERS}.items():
         if not has_triton:
             _report.record(name, "vLLM's newer runner needs Triton, which has no driver here")
+            continue
+        if name in runner_sampling.IF_ALL and os.environ.get(SWITCH) != "all":
+            _report.record(name, f"vLLM's own is mostly faster ({SWITCH}=all replaces it too)")
             continue
         owner_name, _, attribute = name.rpartition(".")
         try:

@@ -209,6 +209,6 @@ def bind(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tensor = args[0] if args else kwargs[first]
-        return (ours if tensor.is_cpu or tensor.is_cuda else stock)(*args, **kwargs)
+        return (stock if tensor.is_meta else ours)(*args, **kwargs)
 
     return replacement

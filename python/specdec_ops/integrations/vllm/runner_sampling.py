@@ -10,6 +10,9 @@ is the input of its row i + 1, and row i verifies it.
 
 ``pos`` is the position of a row's input token. Keyed by it, both functions draw the same for a request that
 has no drafts. A draft is keyed by its place in the chain as well.
+
+By default ``gumbel_sample`` stays vLLM's. Its noise is a murmur hash of seed, position and token, and
+verification draws from Philox, so a draft and the coin that judges it share no random numbers either way.
 """
 
 from __future__ import annotations
@@ -262,6 +265,10 @@ FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     f"{_GPU}.spec_decode.rejection_sampler_utils.rejection_sample": make_rejection_sample,
     f"{_GPU}.sample.gumbel.gumbel_sample": make_gumbel_sample,
 }
+
+#: Those that are replaced only where the user asks for all: vLLM's own follow the same law, and are mostly
+#: faster.
+IF_ALL = frozenset({f"{_GPU}.sample.gumbel.gumbel_sample"})
 
 #: The modules that import those functions by name, and so hold copies that have to be replaced too.
 IMPORTERS: dict[str, tuple[str, ...]] = {
