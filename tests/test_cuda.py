@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -24,9 +25,9 @@ VOCAB_SIZES = (1, 2, 7, 8, 33, 64, 255, 256, 257, 1000, 4095, 4096, 4097, 8192, 
 
 
 def strided_on_device(values: Tensor, row_gap: int, offset: int) -> Tensor:
-    rows, width = values.shape
-    buffer = torch.full((rows, offset + width + row_gap), NAN, dtype=values.dtype, device=DEVICE)
-    view = buffer[:, offset : offset + width]
+    *rows, width = values.shape
+    buffer = torch.full((*rows, offset + width + row_gap), NAN, dtype=values.dtype, device=DEVICE)
+    view = buffer[..., offset : offset + width]
     view.copy_(values)
     return view
 
@@ -162,7 +163,38 @@ def add_fly(arguments: inputs.Arguments, choice: random.Random) -> None:
                 arguments["draft_token_ids"][draft] = best[draft + r]
 
 
+def keep_in_entries(arguments: inputs.Arguments, choice: random.Random) -> None:
+    """What belongs to requests among that of others, out of order; draft laws too, or not."""
+    batch, cu = arguments["temperature"].shape[0], arguments["cu_num_draft_tokens"].tolist()
+    max_requests = batch + choice.randrange(4)
+    indices = choice.sample(range(max_requests), batch)
+    for name in inputs.KEPT:
+        if isinstance(arguments.get(name), Tensor):
+            kept = torch.zeros(max_requests, dtype=arguments[name].dtype)
+            kept[indices] = arguments[name]
+            arguments[name] = kept
+    if choice.random() < 0.7:
+        counts = [end - begin for begin, end in itertools.pairwise(cu)]
+        places = [(entry, i) for entry, n in zip(indices, counts, strict=True) for i in range(n)]
+        k = max(counts) + choice.randrange(2)
+        for name in inputs.KEPT_BY_SLOT:
+            if name in arguments:
+                law = arguments[name]
+                kept = torch.full((max_requests, k, *law.shape[1:]), -1, dtype=law.dtype)
+                for draft, place in enumerate(places):
+                    kept[place] = law[draft]
+                arguments[name] = kept
+    arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))
+
+
 OPTIONS = {
+    "request_indices": (keep_in_entries,),
+    "request_indices, accept_rates, bonus_token_ids": (
+        add_accept_rates,
+        add_bonus_token_ids,
+        keep_in_entries,
+    ),
+    "request_indices, fly": (add_fly, keep_in_entries),
     "bonus_token_ids": (add_bonus_token_ids,),
     "accept_rates": (add_accept_rates,),
     "fly": (add_fly,),
@@ -211,7 +243,13 @@ def test_sample_has_the_bits_of_the_cpu(part: int) -> None:
         else:
             arguments["seeds"] = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=draw)
             arguments["positions"] = torch.randint(0, 2**40, (batch,), generator=draw)
-            arguments["draft_slot"] = choice.choice((None, 0, 3))
+            slots = torch.tensor([choice.randrange(9) for _ in range(batch)], dtype=torch.int32)
+            arguments["draft_slot"] = choice.choice((None, 0, 3, torch.tensor(3), slots))
+        if choice.random() < 0.4:
+            indices = [choice.randrange(-1, batch) for _ in range(batch)]
+            arguments["request_indices"] = torch.tensor(
+                indices, dtype=choice.choice((torch.int32, torch.int64))
+            )
         here = specdec_ops.sample(**arguments)
         there = specdec_ops.sample(**moved(arguments, choice.choice((0, 3)), choice.choice((0, 1))))
         assert_same_bits(there, here, context)
@@ -342,6 +380,17 @@ def test_no_call_waits_for_the_device(no_syncs: None) -> None:
         positions=torch.arange(16, device=DEVICE),
     )
     specdec_ops.count_accepted(out.token_ids)
+    indices = torch.tensor([3, 0, 2, 0], device=DEVICE)
+    cache = arguments.pop("draft_logits").unflatten(0, (4, 4))
+    specdec_ops.verify_chain(**arguments, draft_logits=cache, request_indices=indices)
+    specdec_ops.sample(
+        arguments["target_logits"][:4],
+        temperature=arguments["temperature"],
+        seeds=arguments["seeds"],
+        positions=arguments["positions"],
+        request_indices=indices,
+        draft_slot=indices,
+    )
 
 
 def test_ops_run_on_the_current_stream() -> None:
@@ -409,6 +458,46 @@ def test_counts_that_nobody_checked_stay_inside_the_tensors() -> None:
                 arguments["cu_num_draft_tokens"] = torch.tensor(cu, device=DEVICE)
                 specdec_ops.verify_chain(**arguments, **EXTRAS)
                 torch.cuda.synchronize()
+
+
+def test_indices_that_nobody_checked_stay_inside_the_tensors() -> None:
+    kept, _ = inputs.entries(
+        "logits", indices=[6, 2, 5, 0], counts=[2, 0, 4, 1], max_requests=7, k=4, spoiled=False
+    )
+    there = moved(kept)
+    there["request_indices"] = torch.tensor([99, -1, -(2**40), 2**40], device=DEVICE)
+    out = specdec_ops.verify_chain(**there, **EXTRAS)
+    kept["request_indices"] = torch.tensor([6, 1, 1, 6])
+    assert float(kept["temperature"][1]) == 0.0
+    assert_same_bits(out, specdec_ops.verify_chain(**kept, **EXTRAS), "as if greedy, or the last")
+    rows = {"logits": kept["target_logits"][:4], "positions": kept["positions"], "seeds": kept["seeds"]}
+    rows["temperature"] = kept["temperature"]
+    out = specdec_ops.sample(**moved(rows), request_indices=there["request_indices"])
+    assert_same_bits(
+        out, specdec_ops.sample(**rows, request_indices=torch.tensor([6, -1, -1, 6])), "of no request"
+    )
+
+
+def test_graph_replays_with_other_requests_and_slots() -> None:
+    kept, _ = inputs.entries(
+        "logits", indices=[6, 2, 5], counts=[2, 0, 4], max_requests=7, k=4, spoiled=False
+    )
+    rows = {"logits": kept["target_logits"][:3], "positions": kept["positions"], "seeds": kept["seeds"]}
+    rows |= {"temperature": kept["temperature"], "request_indices": kept["request_indices"]}
+    rows["draft_slot"] = torch.tensor(0)
+    chain_there, rows_there = moved(kept), moved(rows)
+    specdec_ops.verify_chain(**chain_there), specdec_ops.sample(**rows_there)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        verified, sampled = specdec_ops.verify_chain(**chain_there), specdec_ops.sample(**rows_there)
+    for slot, indices in enumerate(([6, 2, 5], [0, 0, 3], [4, 1, 6])):
+        for arguments in (kept, rows, chain_there, rows_there):
+            arguments["request_indices"].copy_(torch.tensor(indices))
+        for arguments in (rows, rows_there):
+            arguments["draft_slot"].fill_(slot)
+        graph.replay()
+        assert_same_bits(verified, specdec_ops.verify_chain(**kept), indices)
+        assert_same_bits(sampled, specdec_ops.sample(**rows), (indices, slot))
 
 
 def test_arguments_on_another_device_are_refused() -> None:
