@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import specdec_ops
@@ -19,6 +22,9 @@ Op = Callable[..., Any]
 TIERS = ("scalar", "avx2", "avx512")
 #: The device whose kernels are tested beside the CPU's, where there is one.
 DEVICE = "cuda"
+#: The kernels of that device for the chain ops, compiled for an emulated one (tests/gpu_emulation).
+EMULATED = "emulated-gpu"
+EMULATED_OPS = ("verify_chain", "sample", "sample_recovered")
 
 
 @dataclass(frozen=True)
@@ -35,18 +41,23 @@ class Implementation:
         public = getattr(specdec_ops, function)
         if self.name == DEVICE:
             return _served_by_device(public)
+        if self.name == EMULATED and function in EMULATED_OPS:
+            return _served_by(public, emulated_op(function))
         return public if self.is_native else _served_by_reference(public)
 
 
-@functools.cache
 def _served_by_reference(function: Op) -> Op:
-    """A copy of a public function that calls its op's reference instead of the dispatcher."""
-    assert isinstance(function, types.FunctionType)
     op = function.__globals__["_op"]
-    reference = REFERENCES[op._schema.name.partition("::")[2]]
+    return _served_by(function, REFERENCES[op._schema.name.partition("::")[2]])
+
+
+@functools.cache
+def _served_by(function: Op, op: Op) -> Op:
+    """A copy of a public function that calls this instead of the dispatcher."""
+    assert isinstance(function, types.FunctionType)
     copy = types.FunctionType(
         function.__code__,
-        {**function.__globals__, "_op": reference},
+        {**function.__globals__, "_op": op},
         function.__name__,
         function.__defaults__,
     )
@@ -91,6 +102,29 @@ def _served_by_device(function: Op) -> Op:
     return call
 
 
+@functools.cache
+def emulation() -> tuple[ctypes.CDLL, torch.library.Library]:
+    """The library of ``make native``, and what keeps its ops defined; if it is missing, tests must fail."""
+    namespace = f"specdec_ops_{EMULATED.replace('-', '_')}"
+    file = f"{namespace}.so"
+    folder = next((path for path in map(Path, sys.path) if (path / file).is_file()), None)
+    if folder is None:
+        raise ImportError(f"{file} is in no folder of sys.path: run 'make native'")
+    definitions = torch.library.Library(namespace, "DEF")
+    for name in EMULATED_OPS:
+        schema = str(getattr(torch.ops.specdec_ops, name).default._schema)
+        definitions.define(schema.partition("::")[2])
+    library = ctypes.CDLL(str(folder / file))
+    library.set_emulation_seed.argtypes = [ctypes.c_uint64]
+    return library, definitions
+
+
+@functools.cache
+def emulated_op(name: str) -> Op:
+    _, definitions = emulation()
+    return getattr(getattr(torch.ops, definitions.ns), name).default
+
+
 REFERENCE = Implementation("reference")
 
 
@@ -126,7 +160,7 @@ def use(name: str) -> Iterator[Implementation]:
     if name == "reference":
         yield REFERENCE
         return
-    if name == DEVICE:
+    if name in (DEVICE, EMULATED):
         yield Implementation(name)
         return
     module = native_module()

@@ -17,9 +17,9 @@ def generator(seed: int) -> torch.Generator:
 
 def strided(values: Tensor, row_gap: int, offset: int = 0, fill: float = 0.0) -> Tensor:
     """The same rows in a wider buffer: a storage offset, and a gap after each row."""
-    rows, width = values.shape
-    buffer = torch.full((rows, width + row_gap + offset), fill, dtype=values.dtype)
-    view = buffer[:, offset : offset + width]
+    *rows, width = values.shape
+    buffer = torch.full((*rows, width + row_gap + offset), fill, dtype=values.dtype)
+    view = buffer[..., offset : offset + width]
     view.copy_(values)
     return view
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import inputs
 import pytest
+import random_chains
 import specdec_ops
 import torch
+from random_chains import EXTRAS
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DEVICE = "cuda"
-INF, NAN = float("inf"), float("nan")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EXTRAS = {"return_logsumexp": True, "return_logprobs": True, "return_accept_probs": True}
-PER_REQUEST = ("temperature", "draft_temperature", "has_draft_law", "seeds", "positions")
-#: Around the sizes of lanes, octets, chunks and blocks; two of real models.
-VOCAB_SIZES = (1, 2, 7, 8, 33, 64, 255, 256, 257, 1000, 4095, 4096, 4097, 8192, 9001, 32_000, 151_936)
+NAN = float("nan")
 
 
 def strided_on_device(values: Tensor, row_gap: int, offset: int) -> Tensor:
@@ -57,169 +53,21 @@ def assert_same_bits(there: Any, here: Any, context: object) -> None:
         assert same.all(), f"{name} differs at {(~same).nonzero()[:4].tolist()} of {context}:\n{a.cpu()}\n{b}"
 
 
-def spoil(values: Tensor, choice: random.Random) -> None:
-    """Puts what is not a law into a few rows."""
-    for row in range(values.shape[0]):
-        if choice.random() > 0.15:
-            continue
-        where = choice.randrange(values.shape[1])
-        kind = choice.randrange(6)
-        if kind == 0:
-            values[row] = -INF
-        elif kind == 1:
-            values[row] = NAN
-        elif kind == 2:
-            values[row] = -INF
-            values[row, where] = 1.0
-        else:
-            values[row, where] = (INF, NAN, -INF)[kind - 3]
-
-
-def random_chain(
-    seed: int, lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 9)
-) -> tuple[inputs.Arguments, dict[str, Any], str]:
-    """Arguments of verify_chain, flags, and what they are."""
-    choice = random.Random(seed)
-    vocab_size = choice.choice(VOCAB_SIZES)
-    batch = choice.randint(1, 3 if vocab_size > 10_000 else 24)
-    counts = [choice.choice(lengths) for _ in range(batch)]
-    law = choice.choice(inputs.DRAFT_LAWS)
-    dtype = choice.choice(DTYPES)
-    uniforms = choice.random() < 0.3
-    arguments = inputs.chain(
-        counts,
-        vocab_size,
-        law,
-        seed=seed,
-        dtype=dtype,
-        id_dtype=choice.choice((torch.int32, torch.int64)),
-        scale=choice.choice((0.1, 3.0, 3.0, 12.0)),
-        noise=choice.choice((0.05, 0.6, 3.0)),
-        draft_temperature=choice.choice((None, None, 0.7)) if batch else None,
-        uniforms=uniforms,
-    )
-    if isinstance(arguments.get("draft_temperature"), float):
-        arguments["draft_temperature"] = torch.full((batch,), arguments["draft_temperature"])
-        arguments["draft_temperature"][choice.randrange(batch)] = 0.0
-    for r in range(batch):
-        if choice.random() < 0.25:
-            arguments["temperature"][r] = choice.choice((0.0, NAN, INF, 1e-4, 5.0))
-    if law == "logits" and choice.random() < 0.3:
-        arguments["draft_logits"] = arguments["draft_logits"].to(choice.choice(DTYPES))
-    if choice.random() < 0.2:
-        arguments["has_draft_law"] = torch.rand(batch, generator=inputs.generator(seed)) < 0.7
-    if choice.random() < 0.3:
-        spoil(arguments["target_logits"], choice)
-    if choice.random() < 0.2 and "draft_logits" in arguments:
-        spoil(arguments["draft_logits"], choice)
-    if choice.random() < 0.2 and "draft_probs" in arguments:
-        spoil(arguments["draft_probs"], choice)
-    ids = arguments["draft_token_ids"]
-    for i in range(ids.shape[0]):
-        if choice.random() < 0.05:
-            ids[i] = choice.choice((-1, -7, vocab_size, vocab_size + 5))
-    if vocab_size > 2 and choice.random() < 0.3:
-        arguments["vocab_size"] = vocab_size - choice.randint(1, min(vocab_size - 1, 300))
-    # Without them decisions may be taken from fewer digits.
-    any_flag = choice.random() < 0.4
-    flags = {name: any_flag and choice.random() < 0.5 for name in EXTRAS}
-    return arguments, flags, f"seed {seed}, V {vocab_size}, {law}, {dtype}, uniforms {uniforms}, {flags}"
-
-
 @pytest.mark.parametrize("part", range(20))
 def test_verify_chain_has_the_bits_of_the_cpu(part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, flags, context = random_chain(seed)
+        arguments, flags, context = random_chains.random_chain(seed)
         here = specdec_ops.verify_chain(**arguments, **flags)
         gap, offset = random.Random(seed).choice(((0, 0), (0, 0), (8, 8), (3, 1), (2, 2), (4, 0)))
         there = specdec_ops.verify_chain(**moved(arguments, gap, offset), **flags)
         assert_same_bits(there, here, context)
 
 
-def add_bonus_token_ids(arguments: inputs.Arguments, choice: random.Random) -> None:
-    vocab_size = arguments["target_logits"].shape[1]
-    batch = arguments["temperature"].shape[0]
-    ids = [choice.choice((-1, -5, vocab_size, *4 * (choice.randrange(vocab_size),))) for _ in range(batch)]
-    dtype = choice.choice((torch.int32, torch.int64))
-    arguments.update(inputs.without_bonus_rows(arguments, torch.tensor(ids, dtype=dtype)))
-
-
-def add_accept_rates(arguments: inputs.Arguments, choice: random.Random) -> None:
-    most = int(arguments["cu_num_draft_tokens"].diff().max())
-    rates = [choice.choice((0.0, 0.3, 0.8, 0.95, 1.0)) for _ in range(most + choice.randrange(3))]
-    arguments["accept_rates"] = torch.tensor(rates, dtype=choice.choice((torch.float32, torch.float64)))
-
-
-def add_fly(arguments: inputs.Arguments, choice: random.Random) -> None:
-    arguments["fly_window_size"] = choice.choice((1, 1, 2, 3, 8, 13))
-    arguments["fly_entropy_threshold"] = choice.choice((0.0, 0.0, 0.1, 0.7))
-    arguments["fly_entropy_top_k"] = choice.choice((1, 2, 5, 31, 32, 33, 64))
-    # Drafts of greedy requests that are seldom wrong.
-    best = arguments["target_logits"].float().nan_to_num(-INF).argmax(-1)
-    cu = arguments["cu_num_draft_tokens"].tolist()
-    for r in (arguments["temperature"] == 0.0).nonzero().flatten().tolist():
-        for draft in range(cu[r], cu[r + 1]):
-            if choice.random() < 0.8:
-                arguments["draft_token_ids"][draft] = best[draft + r]
-
-
-def keep_in_entries(arguments: inputs.Arguments, choice: random.Random) -> None:
-    """What belongs to requests among that of others, out of order; draft laws too, or not."""
-    batch, cu = arguments["temperature"].shape[0], arguments["cu_num_draft_tokens"].tolist()
-    max_requests = batch + choice.randrange(4)
-    indices = choice.sample(range(max_requests), batch)
-    for name in inputs.KEPT:
-        if isinstance(arguments.get(name), Tensor):
-            kept = torch.zeros(max_requests, dtype=arguments[name].dtype)
-            kept[indices] = arguments[name]
-            arguments[name] = kept
-    if choice.random() < 0.7:
-        counts = [end - begin for begin, end in itertools.pairwise(cu)]
-        places = [(entry, i) for entry, n in zip(indices, counts, strict=True) for i in range(n)]
-        k = max(counts) + choice.randrange(2)
-        for name in inputs.KEPT_BY_SLOT:
-            if name in arguments:
-                law = arguments[name]
-                kept = torch.full((max_requests, k, *law.shape[1:]), -1, dtype=law.dtype)
-                for draft, place in enumerate(places):
-                    kept[place] = law[draft]
-                arguments[name] = kept
-    arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))
-
-
-OPTIONS = {
-    "request_indices": (keep_in_entries,),
-    "request_indices, accept_rates, bonus_token_ids": (
-        add_accept_rates,
-        add_bonus_token_ids,
-        keep_in_entries,
-    ),
-    "request_indices, fly": (add_fly, keep_in_entries),
-    "bonus_token_ids": (add_bonus_token_ids,),
-    "accept_rates": (add_accept_rates,),
-    "fly": (add_fly,),
-    "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
-    "bonus_token_ids, fly": (add_fly, add_bonus_token_ids),
-}
-
-
-def random_chain_with(option: str, seed: int) -> tuple[inputs.Arguments, dict[str, Any], str]:
-    """Like random_chain, with an option, and chains longer than what is judged at once."""
-    arguments, flags, context = random_chain(seed, (0, 1, 2, 4, 7, 8, 9, 20))
-    choice = random.Random(seed)
-    if choice.random() < 0.4:
-        batch = arguments["temperature"].shape[0]
-        arguments["temperature"][torch.rand(batch, generator=inputs.generator(seed)) < 0.5] = 0.0
-    for add in OPTIONS[option]:
-        add(arguments, choice)
-    return arguments, flags, f"{option}, {context}"
-
-
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", random_chains.OPTIONS)
 def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, flags, context = random_chain_with(option, seed)
+        arguments, flags, context = random_chains.random_chain_with(option, seed)
         here = specdec_ops.verify_chain(**arguments, **flags)
         gap, offset = random.Random(seed).choice(((0, 0), (0, 0), (8, 8), (3, 1)))
         there = specdec_ops.verify_chain(**moved(arguments, gap, offset), **flags)
@@ -229,28 +77,9 @@ def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, part: int
 @pytest.mark.parametrize("part", range(4))
 def test_sample_has_the_bits_of_the_cpu(part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        choice = random.Random(seed)
-        chain, _, context = random_chain(seed)
-        logits = chain["target_logits"]
-        batch = logits.shape[0]
-        draw = inputs.generator(seed)
-        arguments: inputs.Arguments = {
-            "logits": logits,
-            "temperature": torch.rand(batch, generator=draw) * (torch.rand(batch, generator=draw) < 0.8),
-        }
-        if choice.random() < 0.3:
-            arguments["uniforms"] = torch.rand(batch, generator=draw, dtype=torch.float64)
-        else:
-            arguments["seeds"] = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=draw)
-            arguments["positions"] = torch.randint(0, 2**40, (batch,), generator=draw)
-            slots = torch.tensor([choice.randrange(9) for _ in range(batch)], dtype=torch.int32)
-            arguments["draft_slot"] = choice.choice((None, 0, 3, torch.tensor(3), slots))
-        if choice.random() < 0.4:
-            indices = [choice.randrange(-1, batch) for _ in range(batch)]
-            arguments["request_indices"] = torch.tensor(
-                indices, dtype=choice.choice((torch.int32, torch.int64))
-            )
+        arguments, context = random_chains.for_sample(seed)
         here = specdec_ops.sample(**arguments)
+        choice = random.Random(seed)
         there = specdec_ops.sample(**moved(arguments, choice.choice((0, 3)), choice.choice((0, 1))))
         assert_same_bits(there, here, context)
 
@@ -258,21 +87,7 @@ def test_sample_has_the_bits_of_the_cpu(part: int) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_sample_recovered_has_the_bits_of_the_cpu(part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        chain, _, context = random_chain(seed)
-        cu, batch = chain["cu_num_draft_tokens"], chain["cu_num_draft_tokens"].shape[0] - 1
-        num_drafts = int(cu[-1])
-        if num_drafts == 0:
-            continue
-        rows = [int(cu[r]) + r + i for r in range(batch) for i in range(int(cu[r + 1] - cu[r]))]
-        owners = [r for r in range(batch) for _ in range(int(cu[r + 1] - cu[r]))]
-        arguments = {
-            name: value[owners] if name in PER_REQUEST else value
-            for name, value in chain.items()
-            if name not in ("cu_num_draft_tokens", "accept_uniforms", "recovered_uniforms")
-        }
-        arguments["target_logits"] = chain["target_logits"][rows]
-        if "recovered_uniforms" in chain:
-            arguments["uniforms"] = chain["recovered_uniforms"][owners]
+        arguments, context = random_chains.for_sample_recovered(seed)
         here = specdec_ops.sample_recovered(**arguments)
         there = specdec_ops.sample_recovered(**moved(arguments, *((3, 1) if seed % 3 == 0 else (0, 0))))
         assert_same_bits(there, here, context)

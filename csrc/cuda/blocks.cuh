@@ -5,6 +5,7 @@
 
 #include "common/row_law.h"
 #include "common/views.h"
+#include "cuda/instructions.cuh"
 #include "cuda/warp.cuh"
 
 /// What a warp does with one block of a row; csrc/cpu/kernels/blocks.kernel.h defines the bits. A block is
@@ -30,38 +31,6 @@ struct RowRef {
 __device__ __forceinline__ RowRef row_of(const RowsView& rows, int64_t row) {
   const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
   return {static_cast<const char*>(rows.data) + row * rows.stride * item_size, rows.dtype};
-}
-
-/// Float32 operations of the weights: denormals count as 0, in and out.
-__device__ __forceinline__ float add_ftz(float a, float b) {
-  float result;
-  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ float sub_ftz(float a, float b) {
-  float result;
-  asm("sub.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ float mul_ftz(float a, float b) {
-  float result;
-  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-__device__ __forceinline__ float fma_ftz(float a, float b, float c) {
-  float result;
-  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
-  return result;
-}
-/// NaN where b is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float result;
-  asm("max.ftz.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return a > b ? a : b;
-#endif
 }
 
 __device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -146,13 +115,6 @@ __device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end,
   }
 }
 
-/// 2^y by the special function unit: relative error 2^-22, and what y was rounded by.
-__device__ __forceinline__ float quick_exp2(float y) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(y));
-  return result;
-}
-
 /// 2^((x - max) * scale) as two factors; 0 for everything below 2^-126. NaN stays NaN.
 struct Exp2 {
   float reference, scale, floor;
@@ -214,21 +176,6 @@ struct BlockRef {
 
 /// 16-byte words of shared memory in which a warp holds one block.
 constexpr int stage_words(DType dtype) { return kBlockSize * (dtype == DType::kFloat32 ? 4 : 2) / 16; }
-
-__device__ __forceinline__ void copy_async(void* shared, const void* global) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-#else
-  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
-#endif
-}
-
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
 
 /// Begins to fetch a block into shared memory, padded with -inf to whole rows; wait_for_copies ends it. A
 /// thread fetches what it will read, so nobody waits for another thread.

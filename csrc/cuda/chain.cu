@@ -137,25 +137,33 @@ __device__ __forceinline__ bool take_residual_unit(const Plan& plan, uint32_t* r
   return false;
 }
 
-/// Makes residuals while there are any; `patience`: how often to look again where there are none and requests
-/// are undecided.
+/// Takes one for the whole CTA; `patience`: how often to look again where there is none and requests are
+/// undecided.
+__device__ __forceinline__ bool take_together(const Plan& plan, int* patience, uint32_t* request, int* unit) {
+  __shared__ uint32_t taken_request;
+  __shared__ int taken_unit;
+  __shared__ bool is_taken;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    is_taken = take_residual_unit(plan, &taken_request, &taken_unit);
+    const volatile uint32_t* num_finished = &plan.counters->num_finished;
+    for (; !is_taken && *patience > 0 && *num_finished < plan.params.batch; --*patience) {
+      __nanosleep(200);
+      is_taken = take_residual_unit(plan, &taken_request, &taken_unit);
+    }
+  }
+  __syncthreads();
+  *request = taken_request;
+  *unit = taken_unit;
+  return is_taken;
+}
+
+/// Makes residuals while there are any.
 template <bool kLooksAhead>
 __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint4* stage, Scratch& scratch) {
-  __shared__ uint32_t index;
-  __shared__ int unit;
-  __shared__ bool is_taken;
-  for (;;) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      is_taken = take_residual_unit(plan, &index, &unit);
-      const volatile uint32_t* num_finished = &plan.counters->num_finished;
-      for (; !is_taken && patience > 0 && *num_finished < plan.params.batch; --patience) {
-        __nanosleep(200);
-        is_taken = take_residual_unit(plan, &index, &unit);
-      }
-    }
-    __syncthreads();
-    if (!is_taken) return;
+  uint32_t index;
+  int unit;
+  while (take_together(plan, &patience, &index, &unit)) {
     Request request = Request::load(plan.params, index);
     request.find_scales();
     const int slot = __ldcg(&plan.residuals[index].slot);
@@ -168,7 +176,6 @@ __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint
 
 __global__ void __launch_bounds__(kCtaSize, kReadersPerMultiprocessor)
     read_rows(const __grid_constant__ Plan plan) {
-  extern __shared__ uint4 shared[];
   allow_next_launch();
   const Unit unit = Unit::of(plan, blockIdx.x);
   if (unit.unit == 0 && unit.slot == 0 && !unit.is_draft && threadIdx.x == 0) {
@@ -177,13 +184,13 @@ __global__ void __launch_bounds__(kCtaSize, kReadersPerMultiprocessor)
   }
   const Request request = Request::load(plan.params, unit.request);
   if (unit.slot >= (unit.is_draft ? request.num_drafts : request.num_slots(plan.params))) return;
-  run_unit(plan, request, unit, shared + warp_index() * plan.stage_words);
+  run_unit(plan, request, unit, dynamic_shared() + warp_index() * plan.stage_words);
 }
 
 template <bool kLooksAhead>
 __global__ void __launch_bounds__(kCtaSize, kJudgesPerMultiprocessor)
     judge_requests(const __grid_constant__ Plan plan) {
-  extern __shared__ uint4 shared[];
+  uint4* shared = dynamic_shared();
   uint4* stage = shared + warp_index() * plan.stage_words;
   Scratch& scratch = *reinterpret_cast<Scratch*>(shared + kWarpsPerCta * plan.stage_words);
   const bool is_helper = blockIdx.x >= plan.params.batch;
@@ -306,6 +313,22 @@ void choose_unit(Plan& plan, int warps_on_device) {
   plan.units_per_row = (plan.num_blocks + blocks_per_unit - 1) / blocks_per_unit;
 }
 
+/// `early`: CTAs may start before the launch before this one is done.
+cudaError_t launch(void (*kernel)(Plan), unsigned num_ctas, size_t dynamic_shared, cudaStream_t stream,
+                   bool early, const Plan& plan) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = num_ctas;
+  config.blockDim = kCtaSize;
+  config.dynamicSmemBytes = dynamic_shared;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, plan);
+}
+
 }  // namespace
 
 size_t chain_workspace_size(const ChainParams& params) {
@@ -336,21 +359,14 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
       of_stages + sizeof(Scratch) + 2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
   if (of_judge > facts.dynamic_shared) return cudaErrorLaunchOutOfResources;
 
-  read_rows<<<static_cast<unsigned>(num_units), kCtaSize, of_stages, stream>>>(plan);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(params.batch + num_helpers);
-  config.blockDim = kCtaSize;
-  config.dynamicSmemBytes = of_judge;
-  config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = facts.has_programmatic_launch ? 1 : 0;
-  return cudaLaunchKernelEx(&config,
-                            params.fly_window_size > 0 ? judge_requests<true> : judge_requests<false>, plan);
+  const auto of_units = static_cast<unsigned>(num_units);
+  if (const cudaError_t error = launch(read_rows, of_units, of_stages, stream, false, plan);
+      error != cudaSuccess) {
+    return error;
+  }
+  return launch(params.fly_window_size > 0 ? judge_requests<true> : judge_requests<false>,
+                static_cast<unsigned>(params.batch + num_helpers), of_judge, stream,
+                facts.has_programmatic_launch, plan);
 }
 
 }  // namespace specdec_ops::cuda

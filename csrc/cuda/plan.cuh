@@ -58,25 +58,6 @@ struct Plan {
   float* masses;             ///< [batch, num_blocks]
 };
 
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* address) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ void store_release(uint32_t* address, uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-/// Lighter than __threadfence before and after: what the CTA wrote before it synchronized is released, and
-/// what others released is acquired.
-__device__ __forceinline__ uint32_t add_acq_rel(uint32_t* address, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(address), "r"(value)
-               : "memory");
-  return before;
-}
-
 /// Numbers of other CTAs: past the first-level cache, which may hold what was there before.
 __device__ __forceinline__ BlockStats load_stats(const BlockStats* address) {
   const float2 value = __ldcg(reinterpret_cast<const float2*>(address));
@@ -89,19 +70,6 @@ __device__ __forceinline__ RowLaw load_law(const RowLaw* address) {
   law.log2_total = __ldcg(&address->log2_total);
   law.logsumexp = __ldcg(&address->logsumexp);
   return law;
-}
-
-/// Lets the next launch begin where there is room; it waits for this one's results.
-__device__ __forceinline__ void allow_next_launch() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-/// Waits until the launch before this one is done and what it wrote visible.
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 /// One number of an argument that a lane fetches: 1, 4 or 8 bytes.
