@@ -78,8 +78,8 @@ class Drafts(NamedTuple):
     token_ids: Tensor
     #: Number of drafts of each request.
     counts: list[int]
-    #: ``[num_drafts, 256]`` draft logits and ``[num_drafts]`` logsumexp; None if the drafts are not drawn
-    #: from a distribution (one-hot).
+    #: ``[batch, k, 256]`` draft logits and ``[batch, k]`` logsumexp, whatever lies behind a request's own
+    #: drafts; None if the drafts are not drawn from a distribution (one-hot).
     logits: Tensor | None = None
     logsumexp: Tensor | None = None
 
@@ -161,13 +161,12 @@ class ModelDrafter:
             token_ids, cached_lengths = samples[slot].token_ids.unsqueeze(1), first_position + slot
         if not samples:
             return Drafts(requests.text.new_empty(0), max_counts)
-        batch = len(max_counts)
-        rows = torch.tensor([slot * batch + r for r, count in enumerate(max_counts) for slot in range(count)])
+        is_draft = torch.arange(len(samples)) < torch.tensor(max_counts).unsqueeze(1)
         return Drafts(
-            torch.cat([s.token_ids for s in samples]).index_select(0, rows),
+            torch.stack([s.token_ids for s in samples], dim=1)[is_draft],
             max_counts,
-            torch.cat(logits).index_select(0, rows),
-            torch.cat([s.logsumexp for s in samples]).index_select(0, rows),
+            torch.stack(logits, dim=1),
+            torch.stack([s.logsumexp for s in samples], dim=1),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ def generator(seed: int) -> torch.Generator:
 
 def strided(values: Tensor, row_gap: int, offset: int = 0, fill: float = 0.0) -> Tensor:
     """The same rows in a wider buffer: a storage offset, and a gap after each row."""
-    rows, width = values.shape
-    buffer = torch.full((rows, width + row_gap + offset), fill, dtype=values.dtype)
-    view = buffer[:, offset : offset + width]
+    *rows, width = values.shape
+    buffer = torch.full((*rows, width + row_gap + offset), fill, dtype=values.dtype)
+    view = buffer[..., offset : offset + width]
     view.copy_(values)
     return view
 
@@ -111,6 +111,85 @@ def without_bonus_rows(arguments: Arguments, bonus_token_ids: Tensor) -> Argumen
         "target_logits": arguments["target_logits"][keep],
         "bonus_token_ids": bonus_token_ids,
     }
+
+
+class Entries(NamedTuple):
+    """One call of ``verify_chain`` in two ways."""
+
+    #: With what is kept for more requests than are in the batch.
+    kept: Arguments
+    #: With what was gathered from that.
+    gathered: Arguments
+
+
+#: What ``verify_chain`` finds at a request's index.
+KEPT = ("temperature", "draft_temperature", "has_draft_law", "seeds")
+#: What it may find there for each slot.
+KEPT_BY_SLOT = (
+    "draft_logits",
+    "draft_probs",
+    "draft_logsumexp",
+    "draft_support_ids",
+    "draft_support_logprobs",
+)
+
+
+def entries(
+    draft_law: str,
+    *,
+    indices: list[int],
+    counts: list[int],
+    max_requests: int,
+    k: int,
+    index_dtype: torch.dtype = torch.int64,
+    vocab_size: int = 300,
+    seed: int = 0,
+    uniforms: bool = False,
+    spoiled: bool = True,
+) -> Entries:
+    """Chains of requests whose state is kept in entries; what nobody refers to is no law if ``spoiled``."""
+    random = generator(seed)
+    every = chain(
+        [k] * max_requests,
+        vocab_size,
+        draft_law,
+        seed=seed,
+        noise=0.5,
+        temperature=torch.tensor([0.7, 0.0, 1.2, 1.0, 0.4]).repeat(max_requests)[:max_requests],
+        draft_temperature=torch.linspace(0.8, 1.3, max_requests),
+        uniforms=uniforms,
+    )
+    every["has_draft_law"] = torch.arange(max_requests) % 5 != 3
+    rows = [entry * (k + 1) + i for entry, n in zip(indices, counts, strict=True) for i in range(n + 1)]
+    drafts = [entry * k + i for entry, n in zip(indices, counts, strict=True) for i in range(n)]
+    common: Arguments = {
+        "target_logits": every["target_logits"][rows],
+        "draft_token_ids": every["draft_token_ids"][drafts],
+        "cu_num_draft_tokens": torch.tensor([0, *counts]).cumsum(0),
+        "max_num_draft_tokens": k,
+    }
+    if uniforms:
+        common["accept_uniforms"] = every["accept_uniforms"][drafts]
+        common["recovered_uniforms"] = every["recovered_uniforms"][indices]
+    else:
+        common["positions"] = torch.randint(0, 2**40, (len(indices),), generator=random)
+    gathered = common | {name: every[name][indices] for name in KEPT if name in every}
+    gathered |= {name: every[name][drafts] for name in KEPT_BY_SLOT if name in every}
+    kept = common | {name: every[name].clone() for name in KEPT if name in every}
+    kept |= {
+        name: every[name].unflatten(0, (max_requests, k)).clone() for name in KEPT_BY_SLOT if name in every
+    }
+    if spoiled:
+        unused = [entry for entry in range(max_requests) if entry not in indices]
+        used = torch.zeros(max_requests, k, dtype=torch.bool)
+        for entry, n in zip(indices, counts, strict=True):
+            used[entry, :n] = True
+        kept["temperature"][unused] = torch.nan
+        for name in KEPT_BY_SLOT:
+            if name in kept:
+                kept[name][~used] = torch.nan if kept[name].is_floating_point() else -(2**31)
+    kept["request_indices"] = torch.tensor(indices, dtype=index_dtype)
+    return Entries(kept, gathered)
 
 
 def select_requests(arguments: Arguments, order: list[int]) -> Arguments:

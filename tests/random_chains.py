@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -114,7 +115,38 @@ def add_fly(arguments: inputs.Arguments, choice: random.Random) -> None:
                 arguments["draft_token_ids"][draft] = best[draft + r]
 
 
+def keep_in_entries(arguments: inputs.Arguments, choice: random.Random) -> None:
+    """What belongs to requests among that of others, out of order; draft laws too, or not."""
+    batch, cu = arguments["temperature"].shape[0], arguments["cu_num_draft_tokens"].tolist()
+    max_requests = batch + choice.randrange(4)
+    indices = choice.sample(range(max_requests), batch)
+    for name in inputs.KEPT:
+        if isinstance(arguments.get(name), Tensor):
+            kept = torch.zeros(max_requests, dtype=arguments[name].dtype)
+            kept[indices] = arguments[name]
+            arguments[name] = kept
+    if choice.random() < 0.7:
+        counts = [end - begin for begin, end in itertools.pairwise(cu)]
+        places = [(entry, i) for entry, n in zip(indices, counts, strict=True) for i in range(n)]
+        k = max(counts) + choice.randrange(2)
+        for name in inputs.KEPT_BY_SLOT:
+            if name in arguments:
+                law = arguments[name]
+                kept = torch.full((max_requests, k, *law.shape[1:]), -1, dtype=law.dtype)
+                for draft, place in enumerate(places):
+                    kept[place] = law[draft]
+                arguments[name] = kept
+    arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))
+
+
 OPTIONS = {
+    "request_indices": (keep_in_entries,),
+    "request_indices, accept_rates, bonus_token_ids": (
+        add_accept_rates,
+        add_bonus_token_ids,
+        keep_in_entries,
+    ),
+    "request_indices, fly": (add_fly, keep_in_entries),
     "bonus_token_ids": (add_bonus_token_ids,),
     "accept_rates": (add_accept_rates,),
     "fly": (add_fly,),
@@ -153,7 +185,11 @@ def for_sample(seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES) -> tuple[inp
     else:
         arguments["seeds"] = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=draw)
         arguments["positions"] = torch.randint(0, 2**40, (batch,), generator=draw)
-        arguments["draft_slot"] = choice.choice((None, 0, 3))
+        slots = torch.tensor([choice.randrange(9) for _ in range(batch)], dtype=torch.int32)
+        arguments["draft_slot"] = choice.choice((None, 0, 3, torch.tensor(3), slots))
+    if choice.random() < 0.4:
+        indices = [choice.randrange(-1, batch) for _ in range(batch)]
+        arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))
     return arguments, context
 
 

@@ -58,6 +58,93 @@ def with_bonus(bonus_token_ids: torch.Tensor) -> Arguments:
     return {"target_logits": torch.zeros(3, 5), "bonus_token_ids": bonus_token_ids}
 
 
+def with_entries(indices: list[int] | torch.Tensor, **change: Any) -> Arguments:
+    """The two requests, or rows, among seven."""
+    kept = {"temperature": torch.ones(7), "seeds": torch.zeros(7, dtype=I64)}
+    return kept | {"request_indices": torch.as_tensor(indices)} | change
+
+
+def entries_cases(least: int, request: str) -> list[tuple[Arguments, str]]:
+    of_all = "[max_requests] with 7 elements, got shape"
+    outside = f"request_indices must be in [{least}, 7), got"
+    return [
+        (with_entries(torch.zeros(2)), f"request_indices must be {INTEGER} float32"),
+        (with_entries([0]), "request_indices must be [batch] with 2 elements, got shape [1]"),
+        (with_entries([[0, 1]]), "request_indices must be [batch] with 2 elements, got shape [1, 2]"),
+        (with_entries([0, 7]), f"{outside} 7 for {request} 1"),
+        (with_entries([least - 1, 6]), f"{outside} {least - 1} for {request} 0"),
+        (with_entries([3, 2**32 + 3]), f"{outside} 4294967299 for {request} 1"),
+        (with_entries([0, 1], seeds=torch.zeros(2, dtype=I64)), f"seeds must be {of_all} [2]"),
+        (with_entries([0, 1], positions=torch.zeros(7, dtype=I64)), "positions must be [batch] with 2 elem"),
+        (
+            with_entries([0, 1], temperature=torch.ones(0), seeds=torch.zeros(0, dtype=I64)),
+            "temperature must be [max_requests] with at least one element, got shape [0]",
+        ),
+        (
+            with_entries([0, 1], temperature=torch.ones(7, 1)),
+            "temperature must be [max_requests] with at least one element, got shape [7, 1]",
+        ),
+        (
+            with_entries([0, 1], temperature=torch.ones(7, dtype=F64)),
+            "temperature must be float32, got float",
+        ),
+        # Numbers alone have no other entries than the batch's.
+        (
+            {"temperature": 1.0, "seeds": 1, "request_indices": torch.tensor([0, 2])},
+            f"request_indices must be in [{least}, 2), got 2 for {request} 1",
+        ),
+    ]
+
+
+def draft_entries_cases() -> list[tuple[Arguments, str]]:
+    """Draft laws that lie in entries, of the 7 requests or of the 2 of the batch."""
+    cases: list[tuple[Arguments, str]] = []
+    wide = "with max_requests = 7 and k at least max_num_draft_tokens = 2, got shape"
+    own = "with max_requests = 2 and k at least max_num_draft_tokens = 2, got shape"
+    for name in ("draft_logits", "draft_probs"):
+        shape = f"{name} must be [max_requests, k, width]"
+        cases += [
+            (with_entries([0, 1], **{name: torch.zeros(6, 2, 5)}), f"{shape} {wide} [6, 2, 5]"),
+            (with_entries([0, 1], **{name: torch.zeros(7, 1, 5)}), f"{shape} {wide} [7, 1, 5]"),
+            ({name: torch.zeros(7, 2, 5)}, f"{shape} {own} [7, 2, 5]"),
+            ({name: torch.zeros(2, 2, 4)}, f"{name} must have at least vocab_size = 5 columns, got 4"),
+            ({name: torch.zeros(2, 2, 5, dtype=F64)}, f"{name} must be {ROWS} float64"),
+            (
+                {name: torch.zeros(2, 5, 2).transpose(1, 2)},
+                f"{name} must have a contiguous last dimension, got stride 2",
+            ),
+        ]
+    logits = {"draft_logits": torch.zeros(7, 2, 5)}
+    logsumexp = "draft_logsumexp must be [max_requests, k]"
+    ids, logprobs = torch.zeros(7, 2, 3, dtype=I64), torch.zeros(7, 2, 3)
+    support_shape = "draft_support_logprobs must have the shape of draft_support_ids, shape [7, 2, 3]"
+    return [
+        *cases,
+        (with_entries([0, 1], **logits, draft_logsumexp=torch.zeros(2, 2)), f"{logsumexp} {wide} [2, 2]"),
+        (with_entries([0, 1], **logits, draft_logsumexp=torch.zeros(7, 1)), f"{logsumexp} {wide} [7, 1]"),
+        (
+            with_entries([0, 1], **logits, draft_logsumexp=torch.zeros(2)),
+            "draft_logsumexp must be [num_drafts] with 3 elements, got shape [2]",
+        ),
+        (
+            with_entries([0, 1], draft_support_ids=ids[:5], draft_support_logprobs=logprobs),
+            f"draft_support_ids must be [max_requests, k, support] {wide} [5, 2, 3]",
+        ),
+        (
+            with_entries([0, 1], draft_support_ids=ids, draft_support_logprobs=logprobs[0]),
+            f"{support_shape}, got shape [2, 3]",
+        ),
+        (
+            with_entries([0, 1], draft_temperature=torch.ones(2)),
+            "draft_temperature must be [max_requests] with 7 elements, got shape [2]",
+        ),
+        (
+            with_entries([0, 1], has_draft_law=torch.ones(2, dtype=torch.bool)),
+            "has_draft_law must be [max_requests] with 7 elements, got shape [2]",
+        ),
+    ]
+
+
 def draft_law_cases(requests: str, num_requests: int) -> list[tuple[Arguments, str]]:
     elements = f"{requests} with {num_requests} elements, got shape [1]"
     return [
@@ -232,6 +319,8 @@ VERIFY_CHAIN_CASES = [
     ({"target_logits": torch.zeros(5, 0)}, "target_logits must have at least one column, got shape [5, 0]"),
     *common_cases("[batch]", 2, "target_logits"),
     *draft_law_cases("[batch]", 2),
+    *entries_cases(0, "request"),
+    *draft_entries_cases(),
     (
         uniforms(torch.zeros(3), None),
         "accept_uniforms and recovered_uniforms must be given together, got one",
@@ -336,6 +425,18 @@ SAMPLE_CASES = [
     ),
     ({"draft_slot": -1}, "draft_slot must be in [0, 2^31), got -1"),
     ({"draft_slot": 2**31}, "draft_slot must be in [0, 2^31), got 2147483648"),
+    ({"draft_slot": torch.tensor(1.0)}, f"draft_slot must be {INTEGER} float32"),
+    (
+        {"draft_slot": torch.zeros(3, dtype=I64)},
+        "draft_slot must be one integer or [batch] with 2 elements, got shape [3]",
+    ),
+    ({"draft_slot": torch.tensor([0, -1])}, "draft_slot must be in [0, 2^31), got -1 for row 1"),
+    ({"draft_slot": torch.tensor(2**31)}, "draft_slot must be in [0, 2^31), got 2147483648 for row 0"),
+    (
+        {"draft_slot": torch.tensor(0), "seeds": None, "positions": None, "uniforms": torch.zeros(2)},
+        "draft_slot and uniforms must be at most one, got both",
+    ),
+    *entries_cases(-1, "row"),
     ({"token_dtype": torch.int16}, "token_dtype must be int32 or int64, got int16"),
     *common_cases("[batch]", 2, "logits"),
     *uniform_cases("[batch]", 2),
@@ -358,6 +459,7 @@ SAMPLE_RECOVERED_CASES = [
     ({"target_logits": torch.zeros(3, 0)}, "target_logits must have at least one column, got shape [3, 0]"),
     *common_cases("[num_drafts]", 3, "target_logits"),
     *draft_law_cases("[num_drafts]", 3),
+    ({"draft_logits": torch.zeros(3, 1, 5)}, "draft_logits must be [num_drafts, width], got shape [3, 1, 5]"),
     *uniform_cases("[num_drafts]", 3),
 ]
 COUNT_ACCEPTED_CASES = [

@@ -21,9 +21,9 @@ NAN = float("nan")
 
 
 def strided_on_device(values: Tensor, row_gap: int, offset: int) -> Tensor:
-    rows, width = values.shape
-    buffer = torch.full((rows, offset + width + row_gap), NAN, dtype=values.dtype, device=DEVICE)
-    view = buffer[:, offset : offset + width]
+    *rows, width = values.shape
+    buffer = torch.full((*rows, offset + width + row_gap), NAN, dtype=values.dtype, device=DEVICE)
+    view = buffer[..., offset : offset + width]
     view.copy_(values)
     return view
 
@@ -195,6 +195,17 @@ def test_no_call_waits_for_the_device(no_syncs: None) -> None:
         positions=torch.arange(16, device=DEVICE),
     )
     specdec_ops.count_accepted(out.token_ids)
+    indices = torch.tensor([3, 0, 2, 0], device=DEVICE)
+    cache = arguments.pop("draft_logits").unflatten(0, (4, 4))
+    specdec_ops.verify_chain(**arguments, draft_logits=cache, request_indices=indices)
+    specdec_ops.sample(
+        arguments["target_logits"][:4],
+        temperature=arguments["temperature"],
+        seeds=arguments["seeds"],
+        positions=arguments["positions"],
+        request_indices=indices,
+        draft_slot=indices,
+    )
 
 
 def test_ops_run_on_the_current_stream() -> None:
@@ -262,6 +273,46 @@ def test_counts_that_nobody_checked_stay_inside_the_tensors() -> None:
                 arguments["cu_num_draft_tokens"] = torch.tensor(cu, device=DEVICE)
                 specdec_ops.verify_chain(**arguments, **EXTRAS)
                 torch.cuda.synchronize()
+
+
+def test_indices_that_nobody_checked_stay_inside_the_tensors() -> None:
+    kept, _ = inputs.entries(
+        "logits", indices=[6, 2, 5, 0], counts=[2, 0, 4, 1], max_requests=7, k=4, spoiled=False
+    )
+    there = moved(kept)
+    there["request_indices"] = torch.tensor([99, -1, -(2**40), 2**40], device=DEVICE)
+    out = specdec_ops.verify_chain(**there, **EXTRAS)
+    kept["request_indices"] = torch.tensor([6, 1, 1, 6])
+    assert float(kept["temperature"][1]) == 0.0
+    assert_same_bits(out, specdec_ops.verify_chain(**kept, **EXTRAS), "as if greedy, or the last")
+    rows = {"logits": kept["target_logits"][:4], "positions": kept["positions"], "seeds": kept["seeds"]}
+    rows["temperature"] = kept["temperature"]
+    out = specdec_ops.sample(**moved(rows), request_indices=there["request_indices"])
+    assert_same_bits(
+        out, specdec_ops.sample(**rows, request_indices=torch.tensor([6, -1, -1, 6])), "of no request"
+    )
+
+
+def test_graph_replays_with_other_requests_and_slots() -> None:
+    kept, _ = inputs.entries(
+        "logits", indices=[6, 2, 5], counts=[2, 0, 4], max_requests=7, k=4, spoiled=False
+    )
+    rows = {"logits": kept["target_logits"][:3], "positions": kept["positions"], "seeds": kept["seeds"]}
+    rows |= {"temperature": kept["temperature"], "request_indices": kept["request_indices"]}
+    rows["draft_slot"] = torch.tensor(0)
+    chain_there, rows_there = moved(kept), moved(rows)
+    specdec_ops.verify_chain(**chain_there), specdec_ops.sample(**rows_there)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        verified, sampled = specdec_ops.verify_chain(**chain_there), specdec_ops.sample(**rows_there)
+    for slot, indices in enumerate(([6, 2, 5], [0, 0, 3], [4, 1, 6])):
+        for arguments in (kept, rows, chain_there, rows_there):
+            arguments["request_indices"].copy_(torch.tensor(indices))
+        for arguments in (rows, rows_there):
+            arguments["draft_slot"].fill_(slot)
+        graph.replay()
+        assert_same_bits(verified, specdec_ops.verify_chain(**kept), indices)
+        assert_same_bits(sampled, specdec_ops.sample(**rows), (indices, slot))
 
 
 def test_arguments_on_another_device_are_refused() -> None:

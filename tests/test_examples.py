@@ -189,12 +189,12 @@ class CheckedDrafter(ModelDrafter):
         drafts = super().propose(requests, max_counts)
         start = 0
         lengths = (requests.cached_lengths + 1).tolist()
-        for row, length, count in zip(requests.text, lengths, drafts.counts, strict=True):
+        for r, (row, length, count) in enumerate(zip(requests.text, lengths, drafts.counts, strict=True)):
             if count:
                 assert drafts.logits is not None
                 text = torch.cat([row[:length], drafts.token_ids[start : start + count]])
                 expected = self.model(text.unsqueeze(0))[0, length - 1 : -1]
-                torch.testing.assert_close(drafts.logits[start : start + count], expected, rtol=0, atol=1e-3)
+                torch.testing.assert_close(drafts.logits[r, :count], expected, rtol=0, atol=1e-3)
             start += count
             self.num_checked += count
         return drafts

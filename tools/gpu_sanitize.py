@@ -32,7 +32,19 @@ def run_chain_ops() -> None:
                 chain = inputs.chain(
                     [2, 0, 11, 1], 9001, law, seed=seed, dtype=dtype, noise=0.1, uniforms=uniforms
                 )
-                for arguments in options(9001, chain):
+                kept, _ = inputs.entries(
+                    law,
+                    indices=[4, 1, 0, 4],
+                    counts=[2, 0, 5, 1],
+                    max_requests=5,
+                    k=5,
+                    vocab_size=9001,
+                    seed=seed,
+                    uniforms=uniforms,
+                )
+                # As nobody checks them.
+                kept["request_indices"][1:3] = torch.tensor([-3, 77])
+                for arguments in (*options(9001, chain), kept):
                     moved = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
                     for extras in (False, True):
                         out = specdec_ops.verify_chain(
@@ -45,6 +57,15 @@ def run_chain_ops() -> None:
     logits = torch.randn(5, 9001, device="cuda")
     positions = torch.arange(5, device="cuda")
     sampled = specdec_ops.sample(logits, seeds=1, positions=positions)
+    indices = torch.tensor([1, -1, 0, 99, 1], device="cuda")
+    specdec_ops.sample(
+        logits,
+        temperature=torch.ones(2, device="cuda"),
+        seeds=1,
+        positions=positions,
+        request_indices=indices,
+        draft_slot=positions,
+    )
     specdec_ops.sample_recovered(
         logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions
     )

@@ -10,6 +10,16 @@
 /// sample_recovered have in common.
 namespace specdec_ops {
 
+/// Sizes of an op's arguments, and what messages call them.
+struct ChainShapes {
+  /// Of temperatures, seeds and the like.
+  const char* entries;
+  int64_t num_entries;
+  int64_t num_drafts;
+  /// The most drafts of a request, of ops where draft laws may lie in entries; else -1.
+  int64_t num_slots = -1;
+};
+
 /// The draft-law arguments of an op.
 struct DraftLawArguments {
   const OptionalTensor& logits;
@@ -21,15 +31,57 @@ struct DraftLawArguments {
   const OptionalTensor& has_law;
 };
 
-inline void set_temperature(const Checks& checks, const Tensor& temperature, const char* shape,
+/// Returns how temperatures, seeds and the like are laid out; `by_request` spells it out where requests have
+/// no indices.
+inline ChainShapes set_request_indices(const Checks& checks, const OptionalTensor& indices,
+                                       const Tensor& temperature, const char* by_request,
+                                       ChainParams* params) {
+  if (!indices) return {by_request, params->batch, params->batch};
+  checks.integer(*indices, "request_indices");
+  checks.vector(*indices, "request_indices", by_request, params->batch);
+  checks.require(temperature.dim() == 1 && (temperature.size(0) > 0 || params->batch == 0),
+                 "temperature must be [max_requests] with at least one element, got ", shape_of(temperature));
+  params->request_indices = int_view(*indices);
+  params->num_entries = temperature.size(0);
+  return {"[max_requests]", params->num_entries, params->batch};
+}
+
+/// Of indices in host memory. `request`: what an index belongs to.
+inline void require_request_indices(const Checks& checks, const ChainParams& params, int64_t least,
+                                    const char* request) {
+  if (!params.request_indices) return;
+  for (int64_t r = 0; r < params.batch; ++r) {
+    const int64_t index = at(params.request_indices, r);
+    checks.require(index >= least && index < params.num_entries, "request_indices must be in [", least, ", ",
+                   params.num_entries, "), got ", index, " for ", request, " ", r);
+  }
+}
+
+inline void set_temperature(const Checks& checks, const Tensor& temperature, const ChainShapes& shapes,
                             ChainParams* params) {
   checks.dtype(temperature, "temperature", {ScalarType::Float}, "float32");
-  checks.vector(temperature, "temperature", shape, params->batch);
+  checks.vector(temperature, "temperature", shapes.entries, shapes.num_entries);
   params->temperature = real_view(temperature);
 }
 
-inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, const char* request_shape,
-                          int64_t num_drafts, ChainParams* params) {
+/// Whether what drafts have `dims` dimensions of lies in entries, where it then has enough slots.
+inline bool lies_in_entries(const Checks& checks, const Tensor& tensor, const char* name, int64_t dims,
+                            const char* shape, const ChainShapes& shapes) {
+  if (shapes.num_slots < 0 || tensor.dim() != dims + 2) return false;
+  checks.require(tensor.size(0) == shapes.num_entries && tensor.size(1) >= shapes.num_slots, name,
+                 " must be ", shape, " with max_requests = ", shapes.num_entries,
+                 " and k at least max_num_draft_tokens = ", shapes.num_slots, ", got ", shape_of(tensor));
+  return true;
+}
+
+template <class View>
+DraftView<View> draft_view(const Tensor& tensor, const View& view, bool in_entries) {
+  return {view, in_entries ? 0 : tensor.stride(0), in_entries ? tensor.stride(0) : 0};
+}
+
+inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, const ChainShapes& shapes,
+                          ChainParams* params) {
+  const int64_t num_drafts = shapes.num_drafts;
   checks.require(law.logits.has_value() + law.probs.has_value() + law.support_ids.has_value() <= 1,
                  "draft_logits, draft_probs and draft_support_ids must be at most one, got several");
   checks.require(!law.logsumexp || law.logits,
@@ -39,41 +91,52 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
   if (law.logits || law.probs) {
     const Tensor& rows = law.logits ? *law.logits : *law.probs;
     const char* name = law.logits ? "draft_logits" : "draft_probs";
-    checks.rows(rows, name, "[num_drafts, width]", num_drafts);
-    checks.require(rows.size(1) >= params->vocab_size || num_drafts == 0, name,
-                   " must have at least vocab_size = ", params->vocab_size, " columns, got ", rows.size(1));
+    const bool in_entries = lies_in_entries(checks, rows, name, 1, "[max_requests, k, width]", shapes);
+    if (in_entries) {
+      checks.row_dtype(rows, name);
+      checks.contiguous_rows(rows, name);
+    } else {
+      checks.rows(rows, name, "[num_drafts, width]", num_drafts);
+    }
+    const int64_t width = rows.size(rows.dim() - 1);
+    checks.require(width >= params->vocab_size || num_drafts == 0, name,
+                   " must have at least vocab_size = ", params->vocab_size, " columns, got ", width);
     params->draft_law = law.logits ? DraftLawKind::kLogits : DraftLawKind::kProbs;
-    params->draft = rows_view(rows);
+    params->draft = draft_view(rows, rows_view(rows), in_entries);
   }
   if (law.logsumexp) {
     checks.real(*law.logsumexp, "draft_logsumexp");
-    checks.vector(*law.logsumexp, "draft_logsumexp", "[num_drafts]", num_drafts);
-    params->draft_logsumexp = real_view(*law.logsumexp);
+    const bool in_entries =
+        lies_in_entries(checks, *law.logsumexp, "draft_logsumexp", 0, "[max_requests, k]", shapes);
+    if (!in_entries) checks.vector(*law.logsumexp, "draft_logsumexp", "[num_drafts]", num_drafts);
+    params->draft_logsumexp = draft_view(*law.logsumexp, real_view(*law.logsumexp), in_entries);
   }
   if (law.support_ids) {
     const Tensor& ids = *law.support_ids;
     const Tensor& logprobs = *law.support_logprobs;
     checks.integer(ids, "draft_support_ids");
     checks.dtype(logprobs, "draft_support_logprobs", {ScalarType::Float}, "float32");
-    checks.require(ids.dim() == 2 && ids.size(0) == num_drafts,
+    const bool in_entries =
+        lies_in_entries(checks, ids, "draft_support_ids", 1, "[max_requests, k, support]", shapes);
+    checks.require(in_entries || (ids.dim() == 2 && ids.size(0) == num_drafts),
                    "draft_support_ids must be [num_drafts, support] with ", num_drafts, " rows, got ",
                    shape_of(ids));
-    checks.require(logprobs.dim() == 2 && logprobs.size(0) == num_drafts && logprobs.size(1) == ids.size(1),
+    checks.require(same_shape(logprobs, ids),
                    "draft_support_logprobs must have the shape of draft_support_ids, ", shape_of(ids),
                    ", got ", shape_of(logprobs));
     params->draft_law = DraftLawKind::kSupport;
-    params->draft_support_ids = int_view(ids);
-    params->draft_support_logprobs = real_view(logprobs);
-    params->draft_support_size = ids.size(1);
+    params->draft_support_ids = draft_view(ids, int_view(ids), in_entries);
+    params->draft_support_logprobs = draft_view(logprobs, real_view(logprobs), in_entries);
+    params->draft_support_size = ids.size(ids.dim() - 1);
   }
   if (law.temperature) {
     checks.dtype(*law.temperature, "draft_temperature", {ScalarType::Float}, "float32");
-    checks.vector(*law.temperature, "draft_temperature", request_shape, params->batch);
+    checks.vector(*law.temperature, "draft_temperature", shapes.entries, shapes.num_entries);
     params->draft_temperature = real_view(*law.temperature);
   }
   if (law.has_law) {
     checks.boolean(*law.has_law, "has_draft_law");
-    checks.vector(*law.has_law, "has_draft_law", request_shape, params->batch);
+    checks.vector(*law.has_law, "has_draft_law", shapes.entries, shapes.num_entries);
     params->has_draft_law = bool_view(*law.has_law);
   }
 }
@@ -81,19 +144,21 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
 /// Of a batch in host memory: without random numbers every request must be greedy.
 inline void require_greedy(const Checks& checks, const ChainParams& params, const char* needed) {
   for (int64_t r = 0; r < params.batch; ++r) {
-    checks.require(is_greedy(static_cast<float>(at(params.temperature, r))), needed, ", got neither");
+    const int64_t entry = entry_of(params, r);
+    checks.require(entry < 0 || is_greedy(static_cast<float>(at(params.temperature, entry))), needed,
+                   ", got neither");
   }
 }
 
 inline void set_seeds(const Checks& checks, const OptionalTensor& seeds, const OptionalTensor& positions,
-                      const char* shape, ChainParams* params) {
+                      const ChainShapes& shapes, const char* by_request, ChainParams* params) {
   checks.require(seeds.has_value() == positions.has_value(),
                  "seeds and positions must be given together, got one");
   if (!seeds) return;
   checks.dtype(*seeds, "seeds", {ScalarType::Long}, "int64");
-  checks.vector(*seeds, "seeds", shape, params->batch);
+  checks.vector(*seeds, "seeds", shapes.entries, shapes.num_entries);
   checks.integer(*positions, "positions");
-  checks.vector(*positions, "positions", shape, params->batch);
+  checks.vector(*positions, "positions", by_request, params->batch);
   params->seeds = int_view(*seeds);
   params->positions = int_view(*positions);
 }
@@ -122,6 +187,24 @@ inline void set_accept_rates(const Checks& checks, const Tensor& rates, int64_t 
                  max_num_draft_tokens == 1 ? " element" : " elements", ", got ", shape_of(rates));
   params->rule = Rule::kSynthetic;
   params->accept_rates = real_view(rates);
+}
+
+/// Slots of drafts that are drawn, by row or one for all of them.
+inline void set_draft_slots(const Checks& checks, const Tensor& slots, ChainParams* params) {
+  checks.integer(slots, "draft_slot");
+  const bool is_one = slots.dim() == 0;
+  if (!is_one) checks.vector(slots, "draft_slot", "one integer or [batch]", params->batch);
+  params->final_slots = {slots.const_data_ptr(), is_one ? 0 : slots.stride(0),
+                         dtype_of(slots) == ScalarType::Long};
+}
+
+/// Of slots in host memory. Those of rows that belong to no request are not looked at.
+inline void require_draft_slots(const Checks& checks, const ChainParams& params) {
+  for (int64_t r = 0; r < params.batch && params.final_slots; ++r) {
+    const int64_t slot = at(params.final_slots, r);
+    checks.require((slot >= 0 && slot <= INT32_MAX) || entry_of(params, r) < 0,
+                   "draft_slot must be in [0, 2^31), got ", slot, " for row ", r);
+  }
 }
 
 /// Of rates in host memory.

@@ -36,10 +36,11 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const OptionalTensor& draft_probs, const OptionalTensor& draft_logsumexp,
     const OptionalTensor& draft_support_ids, const OptionalTensor& draft_support_logprobs,
     const OptionalTensor& draft_temperature, const OptionalTensor& has_draft_law, const OptionalTensor& seeds,
-    const OptionalTensor& positions, const OptionalTensor& accept_uniforms,
-    const OptionalTensor& recovered_uniforms, const OptionalTensor& bonus_token_ids,
-    const OptionalTensor& accept_rates, std::optional<int64_t> fly_window_size, double fly_entropy_threshold,
-    int64_t fly_entropy_top_k, std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs,
+    const OptionalTensor& positions, const OptionalTensor& request_indices,
+    const OptionalTensor& accept_uniforms, const OptionalTensor& recovered_uniforms,
+    const OptionalTensor& bonus_token_ids, const OptionalTensor& accept_rates,
+    std::optional<int64_t> fly_window_size, double fly_entropy_threshold, int64_t fly_entropy_top_k,
+    std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs,
     bool return_accept_probs) {
   const Checks checks = Backend::checks("verify_chain", target_logits);
   ChainParams params;
@@ -82,12 +83,16 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     set_fly(checks, *fly_window_size, fly_entropy_threshold, fly_entropy_top_k, &params);
   }
 
-  set_temperature(checks, temperature, "[batch]", &params);
+  ChainShapes shapes = set_request_indices(checks, request_indices, temperature, "[batch]", &params);
+  shapes.num_drafts = num_drafts;
+  shapes.num_slots = max_num_draft_tokens;
+  if constexpr (Backend::kValuesOnHost) require_request_indices(checks, params, 0, "request");
+  set_temperature(checks, temperature, shapes, &params);
   set_draft_law(checks,
                 {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
                  draft_temperature, has_draft_law},
-                "[batch]", num_drafts, &params);
-  set_seeds(checks, seeds, positions, "[batch]", &params);
+                shapes, &params);
+  set_seeds(checks, seeds, positions, shapes, "[batch]", &params);
   checks.require(accept_uniforms.has_value() == recovered_uniforms.has_value(),
                  "accept_uniforms and recovered_uniforms must be given together, got one");
   checks.require(!seeds || !accept_uniforms, "seeds and accept_uniforms must be at most one, got both");
@@ -137,12 +142,11 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature,
-                                                  const OptionalTensor& seeds,
-                                                  const OptionalTensor& positions,
-                                                  std::optional<int64_t> draft_slot,
-                                                  const OptionalTensor& uniforms,
-                                                  std::optional<int64_t> vocab_size, ScalarType token_dtype) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
+    const Tensor& logits, const Tensor& temperature, const OptionalTensor& seeds,
+    const OptionalTensor& positions, const OptionalTensor& request_indices, std::optional<int64_t> draft_slot,
+    const OptionalTensor& draft_slots, const OptionalTensor& uniforms, std::optional<int64_t> vocab_size,
+    ScalarType token_dtype) {
   const Checks checks = Backend::checks("sample", logits);
   ChainParams params;
   checks.require(logits.dim() == 2, "logits must be [batch, width], got ", shape_of(logits));
@@ -150,8 +154,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Te
   checks.rows(logits, "logits", "[batch, width]", params.batch);
   params.target = rows_view(logits);
   params.vocab_size = checks.vocab_size(vocab_size, logits, "logits");
-  set_temperature(checks, temperature, "[batch]", &params);
-  set_seeds(checks, seeds, positions, "[batch]", &params);
+  const ChainShapes shapes = set_request_indices(checks, request_indices, temperature, "[batch]", &params);
+  // Rows of no request are padding.
+  if constexpr (Backend::kValuesOnHost) require_request_indices(checks, params, -1, "row");
+  set_temperature(checks, temperature, shapes, &params);
+  set_seeds(checks, seeds, positions, shapes, "[batch]", &params);
   checks.require(!seeds || !uniforms, "seeds and uniforms must be at most one, got both");
   if (uniforms) {
     set_uniforms(checks, *uniforms, "uniforms", "[batch]", params.batch, &params.final_uniforms);
@@ -162,11 +169,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(const Tensor& logits, const Te
     require_greedy(checks, params,
                    "seeds and positions, or uniforms, must be given unless every row is greedy");
   }
-  if (draft_slot) {
+  if (draft_slot || draft_slots) {
     checks.require(!uniforms, "draft_slot and uniforms must be at most one, got both");
+    params.final_stream = Stream::kDraft;
+  }
+  if (draft_slots) {
+    set_draft_slots(checks, *draft_slots, &params);
+    if constexpr (Backend::kValuesOnHost) require_draft_slots(checks, params);
+  }
+  if (draft_slot) {
     checks.require(*draft_slot >= 0 && *draft_slot <= INT32_MAX, "draft_slot must be in [0, 2^31), got ",
                    *draft_slot);
-    params.final_stream = Stream::kDraft;
     params.final_slot = *draft_slot;
   }
   checks.require(token_dtype == ScalarType::Int || token_dtype == ScalarType::Long,
@@ -207,12 +220,13 @@ std::tuple<Tensor, Tensor> sample_recovered(
   checks.rows(target_logits, "target_logits", "[num_drafts, width]", params.batch);
   params.target = rows_view(target_logits);
   params.vocab_size = checks.vocab_size(vocab_size, target_logits, "target_logits");
-  set_temperature(checks, temperature, "[num_drafts]", &params);
+  const ChainShapes shapes = {"[num_drafts]", params.batch, params.batch};
+  set_temperature(checks, temperature, shapes, &params);
   set_draft_law(checks,
                 {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
                  draft_temperature, has_draft_law},
-                "[num_drafts]", params.batch, &params);
-  set_seeds(checks, seeds, positions, "[num_drafts]", &params);
+                shapes, &params);
+  set_seeds(checks, seeds, positions, shapes, "[num_drafts]", &params);
   checks.require(!seeds || !uniforms, "seeds and uniforms must be at most one, got both");
   if (uniforms) {
     set_uniforms(checks, *uniforms, "uniforms", "[num_drafts]", params.batch, &params.final_uniforms);

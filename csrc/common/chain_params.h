@@ -4,6 +4,7 @@
 
 #include "common/philox.h"
 #include "common/row_law.h"
+#include "common/spans.h"
 #include "common/views.h"
 
 /// What the chain program is asked to do: verification of draft chains, sampling and recovered tokens.
@@ -26,6 +27,22 @@ enum class DraftLawKind : int32_t {
   kSupport,
 };
 
+/// What each draft has one of: draft after draft, or slot after slot in the entry of its request.
+template <class View>
+struct DraftView {
+  View view;
+  /// In elements; 0 where it lies in entries.
+  int64_t draft_stride = 0;
+  /// In elements; 0 where it lies by draft.
+  int64_t entry_stride = 0;
+
+  SPECDEC_HOST_DEVICE explicit operator bool() const { return view.data != nullptr; }
+  /// That of one request, from its slot 0 on.
+  SPECDEC_HOST_DEVICE View of(int64_t first_draft, int64_t entry) const {
+    return advanced(view, first_draft * draft_stride + entry * entry_stride);
+  }
+};
+
 /// The arguments of one call. Views may be empty where a comment says so.
 struct ChainParams {
   Rule rule = Rule::kTokenLevel;
@@ -43,14 +60,19 @@ struct ChainParams {
   /// May be empty where there are no drafts.
   IntView draft_token_ids;
 
+  /// Which entry of what engines keep for each request is that of request r: of has_draft_law, temperature,
+  /// draft_temperature, seeds and draft laws that lie in entries. May be empty: entry r.
+  IntView request_indices;
+  int64_t num_entries = 0;
+
   DraftLawKind draft_law = DraftLawKind::kOneHot;
   /// Logits or probabilities.
-  RowsView draft;
+  DraftView<RowsView> draft;
   /// May be empty.
-  RealView draft_logsumexp;
-  /// [drafts, draft_support_size]
-  IntView draft_support_ids;
-  RealView draft_support_logprobs;
+  DraftView<RealView> draft_logsumexp;
+  /// draft_support_size of them a draft.
+  DraftView<IntView> draft_support_ids;
+  DraftView<RealView> draft_support_logprobs;
   int64_t draft_support_size = 0;
   /// May be empty: every request has the law.
   BoolView has_draft_law;
@@ -75,6 +97,8 @@ struct ChainParams {
   /// of slot 0.
   Stream final_stream = Stream::kTarget;
   int64_t final_slot = 0;
+  /// By request. May be empty: final_slot for all.
+  IntView final_slots;
 
   /// [batch, width], all of it written; ids as in draft_token_ids.
   void* token_ids = nullptr;
@@ -87,5 +111,12 @@ struct ChainParams {
   float* logprobs = nullptr;      ///< [batch, width]
   float* accept_probs = nullptr;  ///< [drafts]
 };
+
+/// The entry of a request; -1: it has none and is greedy. Where nobody has checked the indices, none leads
+/// out of the tensors.
+SPECDEC_HOST_DEVICE int64_t entry_of(const ChainParams& params, int64_t request) {
+  if (!params.request_indices) return request;
+  return clamped(at(params.request_indices, request), -1, params.num_entries - 1);
+}
 
 }  // namespace specdec_ops

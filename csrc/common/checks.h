@@ -59,6 +59,12 @@ struct ShapeOf {
 };
 inline ShapeOf shape_of(const Tensor& tensor) { return {tensor}; }
 
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  bool same = a.dim() == b.dim();
+  for (int64_t d = 0; same && d < a.dim(); ++d) same = a.size(d) == b.size(d);
+  return same;
+}
+
 /// The checks of one op, which names itself once.
 class Checks {
  public:
@@ -109,15 +115,23 @@ class Checks {
             size == 1 ? " element" : " elements", ", got ", shape_of(tensor));
   }
 
-  /// Rows of logits or probabilities with a contiguous last dimension.
-  void rows(const Tensor& tensor, const char* name, const char* shape, int64_t num_rows) const {
+  void row_dtype(const Tensor& tensor, const char* name) const {
     dtype(tensor, name, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half},
           "float32, bfloat16 or float16");
+  }
+  void contiguous_rows(const Tensor& tensor, const char* name) const {
+    const int64_t last = tensor.dim() - 1;
+    require(tensor.size(last) <= 1 || tensor.size(0) == 0 || tensor.stride(last) == 1, name,
+            " must have a contiguous last dimension, got stride ", tensor.stride(last));
+  }
+
+  /// Rows of logits or probabilities with a contiguous last dimension.
+  void rows(const Tensor& tensor, const char* name, const char* shape, int64_t num_rows) const {
+    row_dtype(tensor, name);
     require(tensor.dim() == 2, name, " must be ", shape, ", got ", shape_of(tensor));
     require(tensor.size(0) == num_rows, name, " must be ", shape, " with ", num_rows,
             num_rows == 1 ? " row" : " rows", ", got ", shape_of(tensor));
-    require(tensor.size(1) <= 1 || tensor.size(0) == 0 || tensor.stride(1) == 1, name,
-            " must have a contiguous last dimension, got stride ", tensor.stride(1));
+    contiguous_rows(tensor, name);
   }
 
   /// The number of ids that can win: `given`, or the width.

@@ -19,7 +19,8 @@ inline torch::headeronly::ScalarType dtype_of(const torch::stable::Tensor& tenso
 template <class View, class Data>
 View numbers_view(const torch::stable::Tensor& tensor, Data data, torch::headeronly::ScalarType wide) {
   const int64_t columns = tensor.dim() - 1;
-  return {data, tensor.stride(columns), dtype_of(tensor) == wide, columns > 0 ? tensor.stride(0) : 0};
+  return {data, tensor.stride(columns), dtype_of(tensor) == wide,
+          columns > 0 ? tensor.stride(columns - 1) : 0};
 }
 
 inline IntView int_view(const torch::stable::Tensor& tensor) {
@@ -44,7 +45,7 @@ inline MutableBoolView mutable_bool_view(const torch::stable::Tensor& tensor) {
 
 inline RowsView rows_view(const torch::stable::Tensor& tensor) {
   const torch::headeronly::ScalarType dtype = dtype_of(tensor);
-  return {tensor.const_data_ptr(), tensor.stride(0),
+  return {tensor.const_data_ptr(), tensor.stride(tensor.dim() - 2),
           dtype == torch::headeronly::ScalarType::Float      ? DType::kFloat32
           : dtype == torch::headeronly::ScalarType::BFloat16 ? DType::kBFloat16
                                                              : DType::kFloat16};

@@ -60,6 +60,22 @@ struct MutableBoolView {
   int64_t stride = 0;
 };
 
+/// The view from `elements` further on.
+SPECDEC_HOST_DEVICE RowsView advanced(RowsView view, int64_t elements) {
+  view.data = static_cast<const char*>(view.data) + elements * (view.dtype == DType::kFloat32 ? 4 : 2);
+  return view;
+}
+
+SPECDEC_HOST_DEVICE IntView advanced(IntView view, int64_t elements) {
+  view.data = static_cast<const char*>(view.data) + elements * (view.is_int64 ? 8 : 4);
+  return view;
+}
+
+SPECDEC_HOST_DEVICE RealView advanced(RealView view, int64_t elements) {
+  view.data = static_cast<const char*>(view.data) + elements * (view.is_float64 ? 8 : 4);
+  return view;
+}
+
 SPECDEC_HOST_DEVICE int64_t at(const IntView& view, int64_t row, int64_t column) {
   const int64_t offset = row * view.row_stride + column * view.stride;
   return view.is_int64 ? static_cast<const int64_t*>(view.data)[offset]

@@ -49,7 +49,7 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
   const ChainParams& params = plan.params;
   const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
   const BlockRef target_block = block_of(params, row_of(params.target, row), block);
-  const BlockRef draft_block = block_of(params, row_of(params.draft, draft), block);
+  const BlockRef draft_block = block_of(params, row_of(request.of_drafts(params.draft), slot), block);
   const float target_max = load_stats(plan.target_stats + row * plan.num_blocks + block).max;
   fetch_block(target_block, stage);
   const WeightsOfLogits target =
@@ -86,7 +86,8 @@ __device__ __forceinline__ void run_unit(const Plan& plan, Request request, cons
   const int end = min(block + plan.blocks_per_warp * kWarpsPerCta, plan.num_blocks);
   if (block >= end || (unit.is_draft && (!request.has_law || request.greedy))) return;
   const int64_t row = (unit.is_draft ? request.first_draft : request.first_row) + unit.slot;
-  const RowRef row_ref = row_of(unit.is_draft ? plan.params.draft : plan.params.target, row);
+  const RowRef row_ref = unit.is_draft ? row_of(request.of_drafts(plan.params.draft), unit.slot)
+                                       : row_of(plan.params.target, row);
   BlockStats* stats_of_row = (unit.is_draft ? plan.draft_stats : plan.target_stats) + row * plan.num_blocks;
   stage_block(block_of(plan.params, row_ref, block), stage);
   request.find_scales();
@@ -344,7 +345,7 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   Plan plan = plan_of(params);
   lay_out(plan, workspace);
   const bool wide = params.target.dtype == DType::kFloat32 ||
-                    (plan.reads_draft_rows && params.draft.dtype == DType::kFloat32);
+                    (plan.reads_draft_rows && params.draft.view.dtype == DType::kFloat32);
   const DType widest = wide ? DType::kFloat32 : DType::kBFloat16;
   plan.stage_words = stage_words(widest);
   choose_unit(plan, facts.num_multiprocessors * kWarpsPerCta * (wide ? 3 : kReadersPerMultiprocessor));

@@ -64,7 +64,7 @@ struct SparseResidual {
   RealView logprobs;
   int64_t support_size, vocab_size;
   bool one_hot;
-  int64_t draft, x;
+  int64_t slot, x;
 
   __device__ int size() const { return target.size(); }
 
@@ -78,9 +78,9 @@ struct SparseResidual {
     }
 #pragma unroll 1
     for (int64_t k = 0; k < support_size; ++k) {
-      const int64_t id = at(ids, draft, k);
+      const int64_t id = at(ids, slot, k);
       if (id < first || id >= first + kOctet || id >= vocab_size) continue;
-      const float q = static_cast<float>(exp2_out_of_line(at(logprobs, draft, k) * kLog2E));
+      const float q = static_cast<float>(exp2_out_of_line(at(logprobs, slot, k) * kLog2E));
 #pragma unroll
       for (int j = 0; j < kOctet; ++j) {
         const float rest = weights[j] - q;
@@ -200,7 +200,10 @@ class Judge {
     return row_of(params_.target, request_.first_row + slot);
   }
   __device__ __forceinline__ RowRef draft_row(int64_t slot) const {
-    return row_of(params_.draft, request_.first_draft + slot);
+    return row_of(request_.of_drafts(params_.draft), slot);
+  }
+  __device__ __forceinline__ double draft_logsumexp(int64_t slot) const {
+    return at(request_.of_drafts(params_.draft_logsumexp), slot);
   }
   __device__ __forceinline__ const BlockStats* target_stats(int64_t slot) const {
     return plan_.target_stats + (request_.first_row + slot) * plan_.num_blocks;
@@ -349,8 +352,8 @@ class Judge {
     }
     if (params_.draft_logsumexp && thread() < kLargestWave &&
         begin_ + thread() < min(int64_t{end_}, request_.num_drafts)) {
-      s_.laws[kLargestWave + thread()] = row_law_from_logsumexp(
-          request_.draft_scale, at(params_.draft_logsumexp, request_.first_draft + begin_ + thread()));
+      s_.laws[kLargestWave + thread()] =
+          row_law_from_logsumexp(request_.draft_scale, draft_logsumexp(begin_ + thread()));
     }
     __syncthreads();
   }
@@ -384,7 +387,7 @@ class Judge {
     if (!(entry < -kMasked)) return __builtin_nanf("");
     if (!params_.draft_logsumexp)
       return quick_prob(s_.quick_laws[kLargestWave + i], request_.draft_scale, entry);
-    const double logsumexp = at(params_.draft_logsumexp, request_.first_draft + begin_ + i);
+    const double logsumexp = draft_logsumexp(begin_ + i);
     if (!(logsumexp > -0x1p25 && logsumexp < 0x1p25)) return __builtin_nanf("");
     return quick_exp2(static_cast<float>(fma64(entry, request_.draft_scale, -logsumexp * kLog2E)));
   }
@@ -695,12 +698,14 @@ class Judge {
   __device__ __forceinline__ double draft_prob(const Draft& draft) const {
     double q = 0.0;
     if (params_.draft_law == DraftLawKind::kSupport) {
-      const int64_t row = request_.first_draft + begin_ + own_slot();
+      const IntView ids = request_.of_drafts(params_.draft_support_ids);
+      const RealView logprobs = request_.of_drafts(params_.draft_support_logprobs);
+      const int64_t slot = begin_ + own_slot();
 #pragma unroll 1
       for (int64_t j = 0; j < params_.draft_support_size; ++j) {
-        const int64_t id = at(params_.draft_support_ids, row, j);
+        const int64_t id = at(ids, slot, j);
         if (id < 0 || id >= params_.vocab_size) continue;
-        const double prob = exp2_out_of_line(at(params_.draft_support_logprobs, row, j) * kLog2E);
+        const double prob = exp2_out_of_line(at(logprobs, slot, j) * kLog2E);
         if (!is_finite(prob)) return __builtin_nan("");
         if (id == draft.x) q = q + prob;
       }
@@ -821,7 +826,7 @@ class Judge {
     if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
     const bool is_draft = params_.final_stream == Stream::kDraft;
     return random_number(request_.seed, is_draft ? Stream::kDraft : Stream::kTarget,
-                         is_draft ? params_.final_slot : draw,
+                         is_draft ? request_.final_slot : draw,
                          is_draft ? request_.position : request_.position + slot);
   }
 
@@ -972,12 +977,12 @@ class Judge {
     fetch_block(ref, stage_);
     const float max = load_stats(target_stats(slot) + block).max;
     return {probs_of_block(ref, stage_, s_.laws[i], max),
-            params_.draft_support_ids,
-            params_.draft_support_logprobs,
+            request_.of_drafts(params_.draft_support_ids),
+            request_.of_drafts(params_.draft_support_logprobs),
             params_.draft_support_size,
             params_.vocab_size,
             final == Final::kTargetWithoutDraft,
-            request_.first_draft + slot,
+            slot,
             x};
   }
 
@@ -985,9 +990,10 @@ class Judge {
   __device__ __forceinline__ bool touches(Final final, int64_t slot, int64_t x, int block) const {
     if (final == Final::kTargetWithoutDraft) return x / kBlockSize == block;
     if (final != Final::kSupportResidual) return false;
+    const IntView ids = request_.of_drafts(params_.draft_support_ids);
     bool touched = false;
     for (int64_t j = lane_index(); j < params_.draft_support_size; j += kWarpSize) {
-      const int64_t id = at(params_.draft_support_ids, request_.first_draft + slot, j);
+      const int64_t id = at(ids, slot, j);
       touched |= id >= 0 && id < params_.vocab_size && id / kBlockSize == block;
     }
     return __any_sync(kAllLanes, touched);

@@ -111,41 +111,49 @@ struct FetchedCells {
 
 /// The parts of a request that do not change on its way.
 struct Request {
-  int64_t index, first_draft, num_drafts, first_row;
+  int64_t index, entry, first_draft, num_drafts, first_row;
   float temperature, draft_temperature, scale, draft_scale;
   bool greedy;
   /// Whether the drafts have a law other than one-hot.
   bool has_law;
   /// 0 where there are none.
   int64_t seed, position;
+  int64_t final_slot;
 
-  /// By a whole warp: each lane fetches a number, so that all of them take one trip to memory. find_scales
-  /// completes the request.
+  /// By a whole warp: each lane fetches a number, so that all of them take one trip to memory, after one for
+  /// the index of the request where there are indices. find_scales completes the request.
   __device__ static Request load(const ChainParams& params, int64_t r) {
-    enum { kBegin, kEnd, kTemperature, kDraftTemperature, kHasLaw, kSeed, kPosition };
+    enum { kBegin, kEnd, kTemperature, kDraftTemperature, kHasLaw, kSeed, kPosition, kFinalSlot };
     const int lane = lane_index();
+    const int64_t own_entry = entry_of(params, r);
+    const int64_t entry = max(own_entry, int64_t{0});
     Cell cell;
     if (lane == kBegin || lane == kEnd) cell = Cell(params.cu_num_draft_tokens, r + (lane - kBegin));
-    if (lane == kTemperature) cell = Cell(params.temperature, r);
-    if (lane == kDraftTemperature) cell = Cell(params.draft_temperature, r);
-    if (lane == kHasLaw) cell = Cell(params.has_draft_law, r);
-    if (lane == kSeed) cell = Cell(params.seeds, r);
+    if (lane == kTemperature) cell = Cell(params.temperature, entry);
+    if (lane == kDraftTemperature) cell = Cell(params.draft_temperature, entry);
+    if (lane == kHasLaw) cell = Cell(params.has_draft_law, entry);
+    if (lane == kSeed) cell = Cell(params.seeds, entry);
     if (lane == kPosition) cell = Cell(params.positions, r);
+    if (lane == kFinalSlot) cell = Cell(params.final_slots, r);
     const FetchedCells cells(cell);
 
     Request request;
     request.index = r;
+    request.entry = entry;
     const bool ragged = static_cast<bool>(params.cu_num_draft_tokens);
     const bool wide = params.cu_num_draft_tokens.is_int64;
     const int64_t begin = ragged ? cells.integer(kBegin, wide) : r * params.drafts_per_request;
     const int64_t end = ragged ? cells.integer(kEnd, wide) : begin + params.drafts_per_request;
-    request.temperature = cells.real(kTemperature, params.temperature.is_float64);
+    const float temperature = cells.real(kTemperature, params.temperature.is_float64);
+    request.temperature = own_entry < 0 ? 0.0f : temperature;
     request.draft_temperature = params.draft_temperature
                                     ? cells.real(kDraftTemperature, params.draft_temperature.is_float64)
                                     : request.temperature;
     const bool has_draft_law = !params.has_draft_law || cells.low_of(kHasLaw) != 0;
     request.seed = cells.integer(kSeed, params.seeds.is_int64);
     request.position = cells.integer(kPosition, params.positions.is_int64);
+    const int64_t final_slot = cells.integer(kFinalSlot, params.final_slots.is_int64);
+    request.final_slot = params.final_slots ? final_slot : params.final_slot;
 
     // Nobody has checked the counts: none may lead out of the tensors.
     const int64_t most = ragged ? params.width - 1 : params.drafts_per_request;
@@ -165,6 +173,12 @@ struct Request {
   __device__ void find_scales() {
     scale = log2_scale(is_greedy(temperature) ? 1.0f : temperature);
     draft_scale = draft_temperature == temperature ? scale : log2_scale(draft_temperature);
+  }
+
+  /// What each of its drafts has one of, by slot.
+  template <class View>
+  __device__ View of_drafts(const DraftView<View>& view) const {
+    return view.of(first_draft, entry);
   }
 
   __device__ int64_t num_slots(const ChainParams& params) const {

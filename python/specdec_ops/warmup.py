@@ -260,6 +260,7 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
         if rule == "synthetic" and source == "none":
             continue  # Its coins need a source for greedy requests too.
         options = law_options | {
+            "request_indices": inputs.request_indices(),
             "bonus_token_ids": inputs.ids(batch),
             "vocab_size": inputs.vocab_size,
             "return_logsumexp": True,
@@ -277,9 +278,11 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         {"temperature": 0.0},
         seeds,
         seeds | {"draft_slot": 0},
+        seeds | {"draft_slot": inputs.ids(inputs.batch)},
         {"uniforms": inputs.reals(inputs.batch)},
     ):
-        for chosen in _none_each_all({"vocab_size": inputs.vocab_size}, inputs):
+        options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
+        for chosen in _none_each_all(options, inputs):
             yield {
                 "logits": inputs.logits(inputs.batch),
                 "token_dtype": inputs.token_dtype,

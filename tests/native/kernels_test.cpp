@@ -36,7 +36,7 @@ void one_after_another(int num_workers, void (*task)(void*, int), void* context)
 struct Case {
   std::vector<float> target, draft, logprobs_in;
   std::vector<uint16_t> target_half;
-  std::vector<int64_t> cu, draft_ids, seeds, positions, support_ids;
+  std::vector<int64_t> cu, draft_ids, seeds, positions, support_ids, indices;
   std::vector<float> temperature;
   ChainParams params;
 
@@ -51,16 +51,23 @@ struct Case {
     std::normal_distribution<float> normal(0.0f, 3.0f);
     target.resize(static_cast<size_t>((num_drafts + batch) * vocab));
     for (float& x : target) x = normal(random);
-    for (int64_t i = 0; i < num_drafts * vocab; ++i) {
-      draft.push_back(target[static_cast<size_t>(i)] + 0.3f * normal(random));
+    // Draft laws by draft, or for four slots in each entry.
+    const bool in_entries = below(2) == 0;
+    const int64_t num_laws = in_entries ? 4 * batch : num_drafts;
+    for (int64_t i = 0; i < num_laws * vocab; ++i) {
+      draft.push_back(target[static_cast<size_t>(i) % target.size()] + 0.3f * normal(random));
     }
     const float odd[] = {-__builtin_inff(), __builtin_inff(), __builtin_nanf("")};
     if (below(4) == 0) target[random() % target.size()] = odd[below(3)];
     if (below(4) == 0 && !draft.empty()) draft[random() % draft.size()] = odd[below(3)];
     for (int64_t d = 0; d < num_drafts; ++d) {
       draft_ids.push_back(below(12) == 0 ? below(3) * vocab - 1 : random() % static_cast<uint64_t>(vocab));
+    }
+    for (int64_t law = 0; law < num_laws; ++law) {
       for (int j = 0; j < 3; ++j) {
-        support_ids.push_back(j == 0 ? draft_ids.back() : below(static_cast<int>(vocab) + 1) - 1);
+        const bool is_draft = j == 0 && law < num_drafts;
+        support_ids.push_back(is_draft ? draft_ids[static_cast<size_t>(law)]
+                                       : below(static_cast<int>(vocab) + 1) - 1);
         logprobs_in.push_back(-1.0f - static_cast<float>(j));
       }
     }
@@ -68,6 +75,8 @@ struct Case {
       seeds.push_back(static_cast<int64_t>(random()));
       positions.push_back(below(1000));
       temperature.push_back(below(3) == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(below(5)));
+      // One past either end too.
+      indices.push_back(below(batch + 2) - 1);
     }
     params.batch = batch;
     params.vocab_size = vocab;
@@ -85,9 +94,15 @@ struct Case {
     params.cu_num_draft_tokens = {cu.data(), 1, true};
     params.draft_token_ids = {draft_ids.data(), 1, true};
     params.draft_law = static_cast<DraftLawKind>(below(4));
-    params.draft = {draft.data(), vocab, DType::kFloat32};
-    params.draft_support_ids = {support_ids.data(), 1, true, 3};
-    params.draft_support_logprobs = {logprobs_in.data(), 1, false, 3};
+    if (below(2) == 0) params.request_indices = {indices.data(), 1, true};
+    params.num_entries = batch;
+    const auto view_of_laws = [&](const auto& view, int64_t stride) {
+      return DraftView<std::decay_t<decltype(view)>>{view, in_entries ? 0 : stride,
+                                                     in_entries ? 4 * stride : 0};
+    };
+    params.draft = view_of_laws(RowsView{draft.data(), vocab, DType::kFloat32}, vocab);
+    params.draft_support_ids = view_of_laws(IntView{support_ids.data(), 1, true, 3}, 3);
+    params.draft_support_logprobs = view_of_laws(RealView{logprobs_in.data(), 1, false, 3}, 3);
     params.draft_support_size = 3;
     params.temperature = {temperature.data(), 1, false};
     params.seeds = {seeds.data(), 1, true};

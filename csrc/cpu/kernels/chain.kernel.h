@@ -136,11 +136,16 @@ struct Request {
   ChainRun& run;
   Lane& lane;
   const ChainParams& params;
-  int64_t index, first_draft, num_drafts, first_row;
+  int64_t index, entry, first_draft, num_drafts, first_row;
   float scale, draft_scale;
   bool greedy;
   /// Whether the drafts have a law other than one-hot.
   bool has_law;
+  /// Of its drafts, by slot.
+  RowsView draft_rows;
+  RealView draft_logsumexp;
+  IntView support_ids;
+  RealView support_logprobs;
 
   /// What to draw from where no further draft is accepted.
   enum class Final { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
@@ -151,21 +156,27 @@ struct Request {
     first_draft = ragged ? at(params.cu_num_draft_tokens, r) : r * params.drafts_per_request;
     num_drafts = ragged ? at(params.cu_num_draft_tokens, r + 1) - first_draft : params.drafts_per_request;
     first_row = first_draft + (params.has_bonus_rows ? r : 0);
-    const float temperature = static_cast<float>(at(params.temperature, r));
+    const int64_t own_entry = entry_of(params, r);
+    entry = own_entry < 0 ? 0 : own_entry;
+    const float temperature = own_entry < 0 ? 0.0f : static_cast<float>(at(params.temperature, entry));
     const float draft_temperature =
-        params.draft_temperature ? static_cast<float>(at(params.draft_temperature, r)) : temperature;
+        params.draft_temperature ? static_cast<float>(at(params.draft_temperature, entry)) : temperature;
     greedy = is_greedy(temperature);
     scale = log2_scale(greedy ? 1.0f : temperature);
     draft_scale = log2_scale(draft_temperature);
     // A greedy drafter's law is one-hot at its draft, whatever its logits.
     has_law = params.draft_law != DraftLawKind::kOneHot &&
-              (!params.has_draft_law || at(params.has_draft_law, r)) &&
+              (!params.has_draft_law || at(params.has_draft_law, entry)) &&
               !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
+    draft_rows = params.draft.of(first_draft, entry);
+    draft_logsumexp = params.draft_logsumexp.of(first_draft, entry);
+    support_ids = params.draft_support_ids.of(first_draft, entry);
+    support_logprobs = params.draft_support_logprobs.of(first_draft, entry);
   }
 
   double accept_uniform(int64_t slot) const {
     if (params.accept_uniforms) return at(params.accept_uniforms, first_draft + slot);
-    return uniform(at(params.seeds, index), Stream::kAccept, slot, at(params.positions, index));
+    return uniform(at(params.seeds, entry), Stream::kAccept, slot, at(params.positions, index));
   }
 
   /// The given uniform, or number `draw` of those at the position of the slot.
@@ -173,9 +184,10 @@ struct Request {
     if (params.final_uniforms) return at(params.final_uniforms, index);
     const int64_t position = at(params.positions, index);
     if (params.final_stream == Stream::kDraft) {
-      return uniform(at(params.seeds, index), Stream::kDraft, params.final_slot, position);
+      const int64_t final_slot = params.final_slots ? at(params.final_slots, index) : params.final_slot;
+      return uniform(at(params.seeds, entry), Stream::kDraft, final_slot, position);
     }
-    return uniform(at(params.seeds, index), Stream::kTarget, draw, position + slot);
+    return uniform(at(params.seeds, entry), Stream::kTarget, draw, position + slot);
   }
 
   static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
@@ -199,20 +211,20 @@ struct Request {
 
   /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
   /// Leaves behind in `residual` what the residual needs of the draft row.
-  double draft_prob(int64_t draft, int64_t x, Phase* residual) {
+  double draft_prob(int64_t slot, int64_t x, Phase* residual) {
     double q = 0.0;
     if (params.draft_law == DraftLawKind::kSupport) {
       for (int64_t j = 0; j < params.draft_support_size; ++j) {
-        const int64_t id = at(params.draft_support_ids, draft, j);
+        const int64_t id = at(support_ids, slot, j);
         if (id < 0 || id >= params.vocab_size) continue;
-        const double prob = exp2_f64(at(params.draft_support_logprobs, draft, j) * kLog2E);
+        const double prob = exp2_f64(at(support_logprobs, slot, j) * kLog2E);
         if (!is_finite(prob)) return __builtin_nan("");
         if (id == x) q = q + prob;
       }
     } else {
-      residual->draft_row = row_of(params.draft, draft, draft_scale);
+      residual->draft_row = row_of(draft_rows, slot, draft_scale);
       if (params.draft_law == DraftLawKind::kLogits) {
-        residual->draft_law = draft_row_law(draft, residual);
+        residual->draft_law = draft_row_law(slot, residual);
         if (!residual->draft_law.usable()) return __builtin_nan("");
       }
       q = dense_prob(*residual, x);
@@ -227,8 +239,8 @@ struct Request {
     return is_finite(static_cast<double>(value)) && value < 0.0f ? 0.0 : static_cast<double>(value);
   }
 
-  RowLaw draft_row_law(int64_t draft, Phase* residual) {
-    if (params.draft_logsumexp) return row_law_from_logsumexp(draft_scale, at(params.draft_logsumexp, draft));
+  RowLaw draft_row_law(int64_t slot, Phase* residual) {
+    if (params.draft_logsumexp) return row_law_from_logsumexp(draft_scale, at(draft_logsumexp, slot));
     Phase phase;
     phase.kind = Phase::kStats;
     phase.row = residual->draft_row;
@@ -254,16 +266,16 @@ struct Request {
     return total;
   }
 
-  bool support_touches(int64_t draft, int block) const {
+  bool support_touches(int64_t slot, int block) const {
     for (int64_t j = 0; j < params.draft_support_size; ++j) {
-      const int64_t id = at(params.draft_support_ids, draft, j);
+      const int64_t id = at(support_ids, slot, j);
       if (id >= 0 && id < params.vocab_size && id / kBlockSize == block) return true;
     }
     return false;
   }
 
   /// Writes what is left of p in one block once a one-hot or sparse draft law is taken away.
-  int sparse_residual_of_block(const Phase& residual, Final final, int64_t draft, int64_t x, int block,
+  int sparse_residual_of_block(const Phase& residual, Final final, int64_t slot, int64_t x, int block,
                                float* weights) {
     const int rows =
         probs_of_block(run, residual.row, residual.law, lane.target_stats[block].max, block, weights);
@@ -273,22 +285,22 @@ struct Request {
       return rows;
     }
     for (int64_t j = 0; j < params.draft_support_size; ++j) {
-      const int64_t id = at(params.draft_support_ids, draft, j);
+      const int64_t id = at(support_ids, slot, j);
       if (id < 0 || id >= params.vocab_size || id / kBlockSize != block) continue;
-      const double q = exp2_f64(at(params.draft_support_logprobs, draft, j) * kLog2E);
+      const double q = exp2_f64(at(support_logprobs, slot, j) * kLog2E);
       const float rest = weights[id - begin] - static_cast<float>(q);
       weights[id - begin] = rest > 0.0f ? rest : 0.0f;
     }
     return rows;
   }
 
-  bool touches(Final final, int64_t draft, int64_t x, int block) const {
+  bool touches(Final final, int64_t slot, int64_t x, int block) const {
     if (final == Final::kTargetWithoutDraft) return x / kBlockSize == block;
-    return final == Final::kSupportResidual && support_touches(draft, block);
+    return final == Final::kSupportResidual && support_touches(slot, block);
   }
 
   /// The token at `threshold` of the masses by block.
-  int64_t pick(const Phase& residual, Final final, int64_t draft, int64_t x, double threshold) {
+  int64_t pick(const Phase& residual, Final final, int64_t slot, int64_t x, double threshold) {
     double prefix = 0.0, rest = __builtin_inf();
     int chosen = 0;
     for (int block = 0; block < run.num_blocks; ++block) {
@@ -306,8 +318,8 @@ struct Request {
     float weights[kBlockSize];
     if (final == Final::kDenseResidual) {
       residual_of_block(run, residual, chosen, weights, &rows);
-    } else if (touches(final, draft, x, chosen)) {
-      rows = sparse_residual_of_block(residual, final, draft, x, chosen, weights);
+    } else if (touches(final, slot, x, chosen)) {
+      rows = sparse_residual_of_block(residual, final, slot, x, chosen, weights);
     } else {
       // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
       const float max = lane.target_stats[chosen].max;
@@ -338,7 +350,7 @@ struct Request {
   }
 
   /// Draws the recovered, bonus or sampled token.
-  int64_t draw(Phase* residual, Final final, int64_t draft, int64_t x, int64_t slot, Status* status) {
+  int64_t draw(Phase* residual, Final final, int64_t x, int64_t slot, Status* status) {
     int64_t draw_number = 0;
     if (final == Final::kDenseResidual) {
       if (!params.final_uniforms) {
@@ -352,9 +364,9 @@ struct Request {
     } else {
       target_masses(residual->law);
       for (int block = 0; block < run.num_blocks; ++block) {
-        if (!touches(final, draft, x, block)) continue;
+        if (!touches(final, slot, x, block)) continue;
         float weights[kBlockSize];
-        const int rows = sparse_residual_of_block(*residual, final, draft, x, block, weights);
+        const int rows = sparse_residual_of_block(*residual, final, slot, x, block, weights);
         double sums[kBlockSize / kChunkSize];
         lane.masses[block] = chunk_sums(weights, rows, sums);
       }
@@ -367,7 +379,7 @@ struct Request {
       target_masses(residual->law);
       total = total_mass();
     }
-    return pick(*residual, final, draft, x, final_uniform(slot, draw_number) * total);
+    return pick(*residual, final, slot, x, final_uniform(slot, draw_number) * total);
   }
 
   void emit(int64_t slot, int64_t token) const {
@@ -455,8 +467,7 @@ struct Request {
       return 1 + params.fly_window_size;
     }
     *status = row.status;
-    const int64_t token =
-        row.argmax >= 0 ? row.argmax : draw(&row.target, row.final, first_draft + slot, row.x, slot, status);
+    const int64_t token = row.argmax >= 0 ? row.argmax : draw(&row.target, row.final, row.x, slot, status);
     emit_of_row(row, slot, token);
     return 0;
   }
@@ -471,7 +482,7 @@ struct Request {
 
   /// Whether the valid draft of a row is accepted by its own coin; otherwise what to draw from.
   bool accepts(int64_t slot, Row* row) {
-    if (!greedy) return judge(&row->target, first_draft + slot, row->x, slot, &row->final, &row->status);
+    if (!greedy) return judge(&row->target, row->x, slot, &row->final, &row->status);
     const bool equal = row->argmax == row->x;
     if (params.accept_probs != nullptr) params.accept_probs[first_draft + slot] = equal ? 1.0f : 0.0f;
     switch (params.rule) {
@@ -538,21 +549,21 @@ struct Request {
   }
 
   /// Whether draft x is accepted; otherwise what to draw from.
-  bool judge(Phase* target, int64_t draft, int64_t x, int64_t slot, Final* final, Status* status) {
+  bool judge(Phase* target, int64_t x, int64_t slot, Final* final, Status* status) {
     const double p = target->law.prob(element(target->row.data, target->row.dtype, x));
     const bool by_law = params.rule == Rule::kTokenLevel;
     const double coin = params.rule != Rule::kRejectAll ? accept_uniform(slot) : 1.0;
     // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
     const bool accepted =
         params.rule == Rule::kSynthetic ? coin < at(params.accept_rates, slot) : by_law && coin < p;
-    float* accept_prob = params.accept_probs != nullptr ? params.accept_probs + draft : nullptr;
+    float* accept_prob = params.accept_probs != nullptr ? params.accept_probs + first_draft + slot : nullptr;
     if (!has_law) {
       *final = Final::kTargetWithoutDraft;
       if (accept_prob != nullptr) *accept_prob = static_cast<float>(p);
       return accepted;
     }
     if (accepted && accept_prob == nullptr) return true;
-    const double q = draft_prob(draft, x, target);
+    const double q = draft_prob(slot, x, target);
     if (q != q) {
       // The one-hot law is exact for every drafter.
       *final = Final::kTargetWithoutDraft;

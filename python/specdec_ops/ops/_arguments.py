@@ -34,6 +34,17 @@ def seeds_per_request(op: str, seeds: Tensor | int | None, batch: int, beside: T
     return per_request(signed, batch, torch.int64, beside)
 
 
+def number_of_entries(batch: int, *arguments: tuple[Tensor | float | None, int]) -> int:
+    """The max_requests of a call with indices, from the first tensor that has entries; ``batch`` without one.
+
+    Args:
+        batch: Requests of the call.
+        *arguments: Arguments, each with the dimensions that it has if it has entries.
+    """
+    sizes = (value.shape[0] for value, dims in arguments if isinstance(value, Tensor) and value.dim() == dims)
+    return next(sizes, batch)
+
+
 def leading_size(op: str, name: str, tensor: Tensor) -> int:
     """The first dimension; 0 without one, which the op then reports by name."""
     if not isinstance(tensor, Tensor):

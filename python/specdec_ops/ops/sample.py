@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import leading_size, per_request, seeds_per_request
+from specdec_ops.ops._arguments import leading_size, number_of_entries, per_request, seeds_per_request
 
 
 class SampleOutput(NamedTuple):
@@ -34,7 +34,8 @@ def sample(
     temperature: Tensor | float = 1.0,
     seeds: Tensor | int | None = None,
     positions: Tensor | None = None,
-    draft_slot: int | None = None,
+    request_indices: Tensor | None = None,
+    draft_slot: Tensor | int | None = None,
     uniforms: Tensor | None = None,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
@@ -49,12 +50,20 @@ def sample(
     Args:
         logits: ``[batch, width]`` float32, bfloat16 or float16, any row stride.
         temperature: ``[batch]`` float32 or a number for all; default 1. Below 1e-5 (and NaN): the
-            argmax, lowest id on ties; log-probability and logsumexp are then at temperature 1.
+            argmax, lowest id on ties; log-probability and logsumexp are then at temperature 1. With
+            ``request_indices``: ``[max_requests]``.
         seeds: ``[batch]`` int64 (all 64 bits count) or a number for all. Needed with ``positions``
-            unless ``uniforms`` is given.
+            unless ``uniforms`` is given. With ``request_indices``: ``[max_requests]``.
         positions: ``[batch]`` int32 or int64. Without ``draft_slot``: the absolute position of the
             token that is drawn. With it: that of slot 0, which ``verify_chain`` gets as ``positions``.
-        draft_slot: The draft's place in its chain, 0 for the first.
+        request_indices: ``[batch]`` int32 or int64, where temperatures and seeds are kept for more requests
+            than are in the batch: row t has those at ``request_indices[t]``, in [0, max_requests). -1 is a
+            row of no request, such as the padding of a graph: it gives the argmax, and nothing is drawn.
+            Where both are numbers, max_requests is ``batch``. On an accelerator nobody looks whether an
+            index is in range: a larger one counts as the last, a smaller one as -1.
+        draft_slot: The draft's place in its chain, 0 for the first: a number, or a tensor, int32 or int64, of
+            no dimension or ``[batch]``, which a captured graph reads anew at each replay. On an accelerator
+            the low 32 bits of a tensor's values count.
         uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds and ``draft_slot``.
         vocab_size: Columns from here on are padding and never win. Default: the width.
         token_dtype: ``torch.int64`` (default) or ``torch.int32``.
@@ -76,13 +85,19 @@ def sample(
         ([1], -0.1269)
     """
     batch = leading_size("sample", "logits", logits)
+    num_entries = batch
+    if request_indices is not None:
+        num_entries = number_of_entries(batch, (temperature, 1), (seeds, 1))
+    slots = draft_slot if isinstance(draft_slot, Tensor) else None
     return SampleOutput(
         *_op(
             logits,
-            per_request(temperature, batch, torch.float32, logits),
-            seeds=seeds_per_request("sample", seeds, batch, logits),
+            per_request(temperature, num_entries, torch.float32, logits),
+            seeds=seeds_per_request("sample", seeds, num_entries, logits),
             positions=positions,
-            draft_slot=draft_slot,
+            request_indices=request_indices,
+            draft_slot=draft_slot if slots is None else None,
+            draft_slots=slots,
             uniforms=uniforms,
             vocab_size=vocab_size,
             token_dtype=token_dtype,
@@ -96,7 +111,9 @@ def _fake(
     *,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    request_indices: Tensor | None = None,
     draft_slot: int | None = None,
+    draft_slots: Tensor | None = None,
     uniforms: Tensor | None = None,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
@@ -116,7 +133,9 @@ def _reference_sample(
     *,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    request_indices: Tensor | None = None,
     draft_slot: int | None = None,
+    draft_slots: Tensor | None = None,
     uniforms: Tensor | None = None,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
@@ -124,13 +143,17 @@ def _reference_sample(
     size = logits.shape[1] if vocab_size is None else vocab_size
     tokens, logprobs, logsumexps, statuses = [], [], [], []
     for r in range(logits.shape[0]):
-        t = float(temperature[r])
+        entry = r if request_indices is None else int(request_indices[r])
+        t = float(temperature[entry]) if entry >= 0 else 0.0
         row = _reference.read_row(logits[r], t, size)
         if uniforms is not None:
             u = float(uniforms[r])
-        elif seeds is not None and positions is not None:
-            stream = _reference.Stream.TARGET if draft_slot is None else _reference.Stream.DRAFT
-            u = _reference.uniform(int(seeds[r]), stream, draft_slot or 0, int(positions[r]))
+        elif seeds is not None and positions is not None and entry >= 0:
+            slot = draft_slot
+            if draft_slots is not None:
+                slot = int(draft_slots[r] if draft_slots.dim() > 0 else draft_slots)
+            stream = _reference.Stream.TARGET if slot is None else _reference.Stream.DRAFT
+            u = _reference.uniform(int(seeds[entry]), stream, slot or 0, int(positions[r]))
         else:
             u = 0.0
         token = _reference.pick(row.probs, u)
@@ -151,8 +174,9 @@ def _reference_sample(
 
 _op = define(
     "sample(Tensor logits, Tensor temperature, *, Tensor? seeds=None, Tensor? positions=None, "
-    "SymInt? draft_slot=None, Tensor? uniforms=None, SymInt? vocab_size=None, "
-    "ScalarType token_dtype=int64) -> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status)",
+    "Tensor? request_indices=None, SymInt? draft_slot=None, Tensor? draft_slots=None, "
+    "Tensor? uniforms=None, SymInt? vocab_size=None, ScalarType token_dtype=int64) "
+    "-> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status)",
     fake=_fake,
     reference=_reference_sample,
 )

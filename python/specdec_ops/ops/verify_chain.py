@@ -11,7 +11,13 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import largest_draft_count, leading_size, per_request, seeds_per_request
+from specdec_ops.ops._arguments import (
+    largest_draft_count,
+    leading_size,
+    number_of_entries,
+    per_request,
+    seeds_per_request,
+)
 
 
 class VerifyChainOutput(NamedTuple):
@@ -49,6 +55,7 @@ def verify_chain(
     has_draft_law: Tensor | None = None,
     seeds: Tensor | int | None = None,
     positions: Tensor | None = None,
+    request_indices: Tensor | None = None,
     accept_uniforms: Tensor | None = None,
     recovered_uniforms: Tensor | None = None,
     bonus_token_ids: Tensor | None = None,
@@ -76,6 +83,10 @@ def verify_chain(
     (``draft_support_ids`` with ``draft_support_logprobs``). It must be the law that the draft was
     drawn from, after that drafter's own temperature and filters.
 
+    What engines keep for each of ``max_requests`` requests, of which some are in the batch, is read where
+    it lies: pass ``request_indices``. Draft laws may be kept so too, k rows a request; the draft in slot i
+    of request r then has row ``[request_indices[r], i]``, or ``[r, i]`` without indices.
+
     Args:
         target_logits: ``[num_drafts + batch, width]`` float32, bfloat16 or float16; the last
             dimension is contiguous, rows may have any stride. For each request in turn its draft
@@ -85,13 +96,16 @@ def verify_chain(
             other id outside ``[0, vocab_size)`` is rejected there (``Status.INVALID_DRAFT_ID``).
         cu_num_draft_tokens: ``[batch + 1]`` int32 or int64, cumulative counts that start with 0.
         temperature: ``[batch]`` float32 or a number for all; default 1. Below 1e-5 (and NaN): greedy.
-        draft_logits: ``[num_drafts, width]`` float32, bfloat16 or float16, before temperature.
-        draft_probs: ``[num_drafts, width]`` float32, bfloat16 or float16, used as they are.
-        draft_logsumexp: ``[num_drafts]`` float32 or float64, of ``draft_logits / draft_temperature``, as
-            ``sample`` returns it. Spares the pass over the draft rows; trusted. With the float64
-            values of ``sample`` the tokens are the same bit for bit.
-        draft_support_ids: ``[num_drafts, support]`` int32 or int64, -1 pads.
-        draft_support_logprobs: ``[num_drafts, support]`` float32.
+        draft_logits: ``[num_drafts, width]`` or ``[max_requests, k, width]`` float32, bfloat16 or float16,
+            before temperature; k at least ``max_num_draft_tokens``. The last dimension is contiguous, the
+            others may have any stride.
+        draft_probs: Like ``draft_logits``, but probabilities, used as they are.
+        draft_logsumexp: ``[num_drafts]`` or ``[max_requests, k]`` float32 or float64, of ``draft_logits /
+            draft_temperature``, as ``sample`` returns it. Spares the pass over the draft rows; trusted.
+            With the float64 values of ``sample`` the tokens are the same bit for bit.
+        draft_support_ids: ``[num_drafts, support]`` or ``[max_requests, k, support]`` int32 or int64, -1
+            pads.
+        draft_support_logprobs: float32, of the same shape.
         draft_temperature: ``[batch]`` float32 or a number; default ``temperature``.
         has_draft_law: ``[batch]`` bool; False treats that request's drafts as one-hot. Default: all
             True.
@@ -99,6 +113,12 @@ def verify_chain(
             unless the two uniforms are given.
         positions: ``[batch]`` int32 or int64, the absolute position of the request's first draft.
             A request's tokens depend on its own rows, seed and position alone.
+        request_indices: ``[batch]`` int32 or int64 in [0, max_requests), any order, repeated or not. With
+            them ``temperature``, ``draft_temperature``, ``has_draft_law`` and ``seeds`` are
+            ``[max_requests]``, and request r has the values at ``request_indices[r]``; all else stays by
+            request or by draft. Default: request r has the values at r, and max_requests is ``batch``, as
+            it is where numbers stand for all of those tensors. On an accelerator nobody looks whether an
+            index is in range: a larger one counts as the last, and a request with a negative one is greedy.
         accept_uniforms: ``[num_drafts]`` float32 or float64 in [0, 1), instead of seeds.
         recovered_uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds.
         bonus_token_ids: ``[batch]`` int32 or int64, any stride: bonus tokens that the caller has drawn.
@@ -149,22 +169,28 @@ def verify_chain(
     batch = leading_size("verify_chain", "cu_num_draft_tokens", cu_num_draft_tokens) - 1
     if max_num_draft_tokens is None:
         max_num_draft_tokens = largest_draft_count(cu_num_draft_tokens, batch)
-    # By position: twenty-five keywords cost a call on one request several microseconds.
+    num_entries = batch
+    if request_indices is not None:
+        by_request = ((value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law))
+        laws = ((law, 3) for law in (draft_logits, draft_probs, draft_support_ids))
+        num_entries = number_of_entries(batch, *by_request, *laws)
+    # By position: twenty-six keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
         cu_num_draft_tokens,
-        per_request(temperature, batch, torch.float32, target_logits),
+        per_request(temperature, num_entries, torch.float32, target_logits),
         max_num_draft_tokens,
         draft_logits,
         draft_probs,
         draft_logsumexp,
         draft_support_ids,
         draft_support_logprobs,
-        per_request(draft_temperature, batch, torch.float32, target_logits),
+        per_request(draft_temperature, num_entries, torch.float32, target_logits),
         has_draft_law,
-        seeds_per_request("verify_chain", seeds, batch, target_logits),
+        seeds_per_request("verify_chain", seeds, num_entries, target_logits),
         positions,
+        request_indices,
         accept_uniforms,
         recovered_uniforms,
         bonus_token_ids,
@@ -205,6 +231,7 @@ def _fake(
     has_draft_law: Tensor | None = None,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    request_indices: Tensor | None = None,
     accept_uniforms: Tensor | None = None,
     recovered_uniforms: Tensor | None = None,
     bonus_token_ids: Tensor | None = None,
@@ -249,6 +276,7 @@ def _reference_verify_chain(
     has_draft_law: Tensor | None = None,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    request_indices: Tensor | None = None,
     accept_uniforms: Tensor | None = None,
     recovered_uniforms: Tensor | None = None,
     bonus_token_ids: Tensor | None = None,
@@ -264,6 +292,26 @@ def _reference_verify_chain(
     size = target_logits.shape[1] if vocab_size is None else vocab_size
     batch = cu_num_draft_tokens.shape[0] - 1
     cu: list[int] = cu_num_draft_tokens.tolist()
+    entries: list[int] = list(range(batch)) if request_indices is None else request_indices.tolist()
+
+    def by_request(values: Tensor) -> Tensor:
+        return values if request_indices is None else values[entries]
+
+    def by_draft(values: Tensor | None, dims: int) -> Tensor | None:
+        """``[num_drafts, ...]``, also of what lies in entries; ``dims`` are those of one draft."""
+        if values is None or values.dim() == dims + 1:
+            return values
+        places = [(entries[r], i) for r in range(batch) for i in range(cu[r + 1] - cu[r])]
+        return values[[entry for entry, _ in places], [i for _, i in places]]
+
+    temperature = by_request(temperature)
+    draft_temperature = None if draft_temperature is None else by_request(draft_temperature)
+    has_draft_law = None if has_draft_law is None else by_request(has_draft_law)
+    seeds = None if seeds is None else by_request(seeds)
+    draft_logits, draft_probs = by_draft(draft_logits, 1), by_draft(draft_probs, 1)
+    draft_logsumexp = by_draft(draft_logsumexp, 0)
+    draft_support_ids = by_draft(draft_support_ids, 1)
+    draft_support_logprobs = by_draft(draft_support_logprobs, 1)
     token_ids = draft_token_ids.new_full((batch, max_num_draft_tokens + 1), -1)
     num_accepted = draft_token_ids.new_zeros(batch, dtype=torch.int32)
     status = draft_token_ids.new_zeros(batch, dtype=torch.int32)
@@ -387,11 +435,11 @@ _op = define(
     "Tensor temperature, SymInt max_num_draft_tokens, Tensor? draft_logits=None, "
     "Tensor? draft_probs=None, Tensor? draft_logsumexp=None, Tensor? draft_support_ids=None, "
     "Tensor? draft_support_logprobs=None, Tensor? draft_temperature=None, Tensor? has_draft_law=None, "
-    "Tensor? seeds=None, Tensor? positions=None, Tensor? accept_uniforms=None, "
-    "Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, Tensor? accept_rates=None, "
-    "int? fly_window_size=None, float fly_entropy_threshold=0.3, int fly_entropy_top_k=3, "
-    "SymInt? vocab_size=None, bool return_logsumexp=False, bool return_logprobs=False, "
-    "bool return_accept_probs=False) "
+    "Tensor? seeds=None, Tensor? positions=None, Tensor? request_indices=None, "
+    "Tensor? accept_uniforms=None, Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, "
+    "Tensor? accept_rates=None, int? fly_window_size=None, float fly_entropy_threshold=0.3, "
+    "int fly_entropy_top_k=3, SymInt? vocab_size=None, bool return_logsumexp=False, "
+    "bool return_logprobs=False, bool return_accept_probs=False) "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,
     reference=_reference_verify_chain,

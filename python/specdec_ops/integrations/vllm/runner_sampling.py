@@ -3,10 +3,10 @@
 The signatures are those of vLLM 0.33, which take what 0.32 passes too. Nothing here waits for the device, and
 all of it can be captured in a graph.
 
-The runner keeps temperatures, seeds and draft logits in slots, one for each request that it holds, and says
-for a batch or for its rows which slot is whose (``idx_mapping``, ``expanded_idx_mapping``). A row of logits
-is that of an input token: the last one that a request has emitted, then its drafts. So draft i of a request
-is the input of its row i + 1, and row i verifies it.
+The runner keeps temperatures, seeds and draft logits for each request that it holds, and says for a batch or
+for its rows which entry is whose (``idx_mapping``, ``expanded_idx_mapping``). The ops read them where they
+are. A row of logits is that of an input token: the last one that a request has emitted, then its drafts. So
+draft i of a request is the input of its row i + 1, and row i verifies it.
 
 ``pos`` is the position of a row's input token. Keyed by it, both functions draw the same for a request that
 has no drafts. A draft is keyed by its place in the chain as well.
@@ -106,25 +106,23 @@ def make_rejection_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
         _report.calls["rejection_sample (V2)"] += 1
 
         drafts = _Drafts(cu_num_logits, target_logits.shape[0], num_speculative_steps)
-        draft_temperature = temperature.index_select(0, idx_mapping)
+        vocab_size = target_logits.shape[1]
         if draft_logits is not None:
             # One of the two may be padded to a wider vocabulary.
-            vocab_size = min(target_logits.shape[1], draft_logits.shape[2])
-            target_logits = target_logits[:, :vocab_size]
-            draft_logits = drafts.rows_of(
-                draft_logits[..., :vocab_size], idx_mapping, expanded_idx_mapping, expanded_local_pos
-            )
+            vocab_size = min(vocab_size, draft_logits.shape[2])
         token_ids, num_accepted, *_ = verify_chain(
             target_logits,
             drafts.of_rows(draft_sampled).to(torch.int64),
             drafts.totals,
             # The target's logits are scaled already, the draft's are not.
-            temperature=draft_temperature.sign(),
-            draft_temperature=draft_temperature,
+            temperature=temperature.sign(),
+            draft_temperature=temperature,
             draft_logits=draft_logits,
-            seeds=seed.index_select(0, idx_mapping),
+            seeds=seed,
             positions=drafts.first_of_rows(pos, cu_num_logits),
+            request_indices=idx_mapping,
             accept_rates=synthetic_conditional_rates,
+            vocab_size=vocab_size,
             max_num_draft_tokens=num_speculative_steps,
             **fly,
         )
@@ -181,24 +179,19 @@ def make_gumbel_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
             )
         _report.calls["gumbel_sample (V2)"] += 1
 
-        slots = expanded_idx_mapping.clamp(min=0)
-        scale = temperature.index_select(0, slots)
-        if not apply_temperature:
-            scale = scale.sign()
-        # Rows of no request are padding of a graph.
-        scale = scale.masked_fill(expanded_idx_mapping < 0, 0.0)
-        positions = pos
+        place: Tensor | int = 0
         if logits_cache is not None and logits_cache_col is not None:
-            if is_drafting:
-                # A position is drafted again after a rejection before it: by another place in the chain.
-                positions = torch.add(pos.to(torch.int64), logits_cache_col, alpha=1 << 32)
+            # A position is drafted again after a rejection before it: by another place in the chain.
+            place = logits_cache_col
             _cache_rows(logits_cache, source, expanded_idx_mapping, logits_cache_col)
         return sample(
             logits,
-            temperature=scale,
-            seeds=seed.index_select(0, slots),
-            positions=positions,
-            draft_slot=0 if is_drafting else None,
+            temperature=temperature if apply_temperature else temperature.sign(),
+            seeds=seed,
+            positions=pos,
+            # -1 marks rows of no request, the padding of a graph.
+            request_indices=expanded_idx_mapping,
+            draft_slot=place if is_drafting else None,
         ).token_ids
 
     return gumbel_sample
@@ -234,15 +227,6 @@ class _Drafts:
         if self._all_alike:
             return values[:: self._most + 1]
         return values.index_select(0, cu_num_logits[:-1])
-
-    def rows_of(
-        self, cache: Tensor, idx_mapping: Tensor, expanded_idx_mapping: Tensor, expanded_local_pos: Tensor
-    ) -> Tensor:
-        """The row of each draft in a cache ``[slots, most, width]``, copied."""
-        if self._all_alike:
-            return cache[:, : self._most].index_select(0, idx_mapping).flatten(0, 1)
-        slots = expanded_idx_mapping.index_select(0, self._rows)
-        return cache[slots, expanded_local_pos.index_select(0, self._rows) - 1]
 
 
 def _cache_rows(cache: Tensor, rows: Tensor, slots: Tensor, columns: Tensor) -> None:
