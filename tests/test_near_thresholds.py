@@ -14,7 +14,6 @@ import implementations
 import numpy as np
 import pytest
 import torch
-from implementations import Implementation
 from inputs import Arguments
 from specdec_ops._reference import Stream, uniform
 from torch import Tensor
@@ -146,12 +145,14 @@ BUILDERS: tuple[Callable[[Batch], Arguments], ...] = (
 
 @pytest.mark.parametrize("build", BUILDERS)
 @pytest.mark.parametrize("vocab_size", [40, 4104, 9000])
+@pytest.mark.parametrize("name", [*implementations.native_names(), implementations.EMULATED])
 def test_draws_on_their_thresholds_have_the_bits_of_the_scalar_tier(
-    native: Implementation, build: Callable[[Batch], Arguments], vocab_size: int
+    name: str, build: Callable[[Batch], Arguments], vocab_size: int
 ) -> None:
     for seed in range(4):
         arguments = build(Batch(vocab_size, seed))
-        got = native.verify_chain(**arguments)
+        with implementations.use(name) as implementation:
+            got = implementation.verify_chain(**arguments)
         with implementations.use("cpu-scalar") as scalar:
             expected = scalar.verify_chain(**arguments)
         assert torch.equal(got.token_ids, expected.token_ids)
