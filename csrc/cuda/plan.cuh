@@ -84,11 +84,6 @@ __device__ __forceinline__ uint64_t pack(int64_t request, int64_t slot) {
   return static_cast<uint64_t>(request + 1) << 32 | static_cast<uint64_t>(slot);
 }
 
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* address) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t* address) {
   uint64_t value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -153,7 +148,7 @@ struct Cell {
   const void* address = nullptr;
   int size = 0;
 
-  __device__ Cell() = default;
+  Cell() = default;
   __device__ Cell(const IntView& view, int64_t index)
       : address(static_cast<const char*>(view.data) + index * view.stride * (view.is_int64 ? 8 : 4)),
         size(view ? view.is_int64 ? 8 : 4 : 0) {}
