@@ -665,10 +665,7 @@ __device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickS
 /// How far, relative to a block's sum, prefixes in float32 of weights by the special function unit can be
 /// from the definition's: some twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their
 /// exponents, and as much again.
-#ifndef SPECDEC_PICK_MARGIN
-#define SPECDEC_PICK_MARGIN 1e-5f
-#endif
-constexpr float kPickMargin = SPECDEC_PICK_MARGIN;
+constexpr float kPickMargin = 1e-5f;
 /// The same for prefixes in float64 of the definition's weights: 4,096 roundings of 2^-53, and as much again.
 constexpr double kPrecisePickMargin = 1e-12;
 

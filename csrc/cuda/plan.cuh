@@ -77,7 +77,7 @@ struct Cell {
   const void* address = nullptr;
   int size = 0;
 
-  __device__ Cell() = default;
+  Cell() = default;
   __device__ Cell(const IntView& view, int64_t index)
       : address(static_cast<const char*>(view.data) + index * view.stride * (view.is_int64 ? 8 : 4)),
         size(view ? view.is_int64 ? 8 : 4 : 0) {}
