@@ -62,8 +62,17 @@ class TargetRows:
         return float(law.error.sum()) + float(relative_error(abs(row.logsumexp)) - relative_error(0))
 
 
-def pick_is_near(law: Law, u: float) -> bool:
-    """Whether rounding can move the inverse CDF at ``u`` to another id."""
+def pick_is_near(law: Law, draw: _reference.TokenDraw) -> bool:
+    """Whether rounding can make a draw choose another id."""
+    for ids, size, number in _reference.levels(law.probs, draw):
+        parts = Law(*(_reference.sums_of_parts(values, ids, size) for values in law))
+        if choice_is_near(parts, number):
+            return True
+    return False
+
+
+def choice_is_near(law: Law, u: float) -> bool:
+    """Whether rounding can move the inverse CDF at ``u`` to another index."""
     weights, error = law
     edges = np.flatnonzero((weights > 0) | (error > 0))
     if weights[edges[-1]] > error[edges[-1]]:
@@ -126,7 +135,7 @@ def recovered_is_near(p: Law, law: _reference.DraftLaw, draft: int, x: int, draw
             q_of_y = law.prob_at(draft, y)
             if not math.isfinite(q_of_y):
                 return False
-            u, p_of_y = draws(2 * attempt + 1), p.probs[y]
+            u, p_of_y = draws.uniform(2 * attempt + 1), p.probs[y]
             slack = (1 - u) * p.error[y] + (q.error[y] if q is not None else relative_error(100) * q_of_y)
             if abs(u * p_of_y - (p_of_y - q_of_y)) <= slack + TINY:
                 return True
@@ -334,11 +343,11 @@ def assert_sample_matches(actual: Any, arguments: dict[str, Any], *, max_near: i
     for r in range(logits.shape[0]):
         given = float(_value(arguments, "temperature", r, 1.0))
         row, p = rows(r, given)
-        u = _value(arguments, "uniforms", r)
-        if u is None:
-            seed, position = _value(arguments, "seeds", r, 0), _value(arguments, "positions", r, 0)
-            u = _reference.uniform(seed, stream, slot or 0, position)
-        is_near = row.status == Status.OK and pick_is_near(p, u)
+        seed, position = _value(arguments, "seeds", r, 0), _value(arguments, "positions", r, 0)
+        draw = _reference.token_draw(seed, stream, slot or 0, position)
+        if arguments.get("uniforms") is not None:
+            draw = _reference.TokenDraw(_value(arguments, "uniforms", r))
+        is_near = row.status == Status.OK and pick_is_near(p, draw)
         num_near += is_near
         if not is_near:
             assert int(actual.token_ids[r]) == int(expected.token_ids[r])

@@ -11,11 +11,10 @@ import random
 from collections.abc import Callable
 
 import implementations
-import numpy as np
 import pytest
 import torch
 from inputs import Arguments
-from specdec_ops._reference import Stream, uniform
+from specdec_ops._reference import Stream, TokenDraw, levels, pick, token_draw, uniform
 from torch import Tensor
 
 BATCH = 48
@@ -46,8 +45,14 @@ class Batch:
         self.seeds = torch.randint(-(2**62), 2**62, (BATCH,), generator=generator)
         self.positions = torch.randint(0, 1 << 20, (BATCH,), generator=generator)
 
-    def draw(self, stream: Stream, number: int, request: int) -> float:
+    def uniform(self, stream: Stream, number: int, request: int) -> float:
         return uniform(int(self.seeds[request]), stream, number, int(self.positions[request]))
+
+    def draw(self, request: int, position: int = 0) -> TokenDraw:
+        """The first at a position, from the request's own on."""
+        return token_draw(
+            int(self.seeds[request]), Stream.TARGET, 0, int(self.positions[request]) + position
+        )
 
     def others(self, logits: Tensor, index: int) -> Tensor:
         return torch.cat([logits[:index], logits[index + 1 :]])
@@ -68,7 +73,7 @@ class Batch:
 
 def put_p_near_the_coin(batch: Batch) -> Arguments:
     for r in range(BATCH):
-        coin, x = batch.draw(Stream.ACCEPT, 0, r), int(batch.ids[r])
+        coin, x = batch.uniform(Stream.ACCEPT, 0, r), int(batch.ids[r])
         row = batch.target[r, 0]
         row[x] = logit_for(min(nudged(coin, batch.choice), 1 - 1e-9), batch.others(row, x))
     return batch.arguments(with_draft_law=False)
@@ -76,7 +81,7 @@ def put_p_near_the_coin(batch: Batch) -> Arguments:
 
 def put_q_near_p_by_the_coin(batch: Batch) -> Arguments:
     for r in range(BATCH):
-        coin, x = batch.draw(Stream.ACCEPT, 0, r), int(batch.ids[r])
+        coin, x = batch.uniform(Stream.ACCEPT, 0, r), int(batch.ids[r])
         p, row = batch.choice.uniform(0.01, 0.98) * coin, batch.target[r, 0]
         row[x] = logit_for(p, batch.others(row, x))
         p = float(row.double().softmax(0)[x])
@@ -86,14 +91,19 @@ def put_q_near_p_by_the_coin(batch: Batch) -> Arguments:
     return batch.arguments(with_draft_law=True)
 
 
-def put_a_prefix_near_the_draw(row: Tensor, draw: float, choice: random.Random) -> None:
-    """Shifts the ids below a random one so that their mass is near the draw."""
-    first = (
-        choice.choice((4096, choice.randrange(1, row.numel()))) if row.numel() > 4096 else row.numel() // 2
-    )
-    below, above = row[:first].double().logsumexp(0), row[first:].double().logsumexp(0)
-    mass = min(max(nudged(draw, choice), 1e-9), 1 - 1e-9)
-    row[:first] += float(math.log(mass) - math.log1p(-mass) + above - below)
+def put_a_prefix_near_the_draw(row: Tensor, draw: TokenDraw, choice: random.Random) -> None:
+    """Shifts the ids below a random part of a random level, so that their mass is near the level's number.
+
+    Together, the ids from which the level chooses keep their mass, so that the levels above choose them still.
+    """
+    choices = [level for level in levels(row.double().softmax(0).numpy(), draw) if len(level[0]) > level[1]]
+    ids, size, number = choice.choice(choices)
+    first = ids.start + size * choice.randrange(1, -(-len(ids) // size))
+    below, above = row[ids.start : first], row[first : ids.stop]
+    total = row[ids.start : ids.stop].double().logsumexp(0)
+    mass = min(max(nudged(number, choice), 1e-9), 1 - 1e-9)
+    for part, share in ((below, mass), (above, 1 - mass)):
+        part += float(math.log(share) + total - part.double().logsumexp(0))
 
 
 def put_the_recovered_token_near_a_boundary(batch: Batch) -> Arguments:
@@ -101,7 +111,7 @@ def put_the_recovered_token_near_a_boundary(batch: Batch) -> Arguments:
     for r in range(BATCH):
         row, x = batch.target[r, 0], int(batch.ids[r])
         row[x] = -math.inf
-        put_a_prefix_near_the_draw(row, batch.draw(Stream.TARGET, 0, r), batch.choice)
+        put_a_prefix_near_the_draw(row, batch.draw(r), batch.choice)
         row[x] = float(row.max()) - 30
     return batch.arguments(with_draft_law=False)
 
@@ -111,14 +121,14 @@ def put_an_attempt_near_its_threshold(batch: Batch) -> Arguments:
     for r in range(BATCH):
         row, draft, x = batch.target[r, 0], batch.draft[r], int(batch.ids[r])
         row[x] = float(row.max()) - 40
-        draw = batch.draw(Stream.TARGET, 0, r)
+        draw = batch.draw(r)
         if batch.choice.random() < 0.3:
             put_a_prefix_near_the_draw(row, draw, batch.choice)
         p = row.double().softmax(0)
-        y = min(int(np.searchsorted(p.cumsum(0).numpy(), draw, side="right")), row.numel() - 1)
+        y = pick(p.numpy(), draw)
         # The draft is likely under its law, and y as likely as it takes.
         draft[x] = logit_for(0.5, batch.others(draft, x))
-        q = nudged(float(p[y]) * (1 - batch.draw(Stream.TARGET, 1, r)), batch.choice)
+        q = nudged(float(p[y]) * (1 - batch.uniform(Stream.TARGET, 1, r)), batch.choice)
         if y != x and 0 < q < 0.5:
             draft[y] = logit_for(q, batch.others(draft, y))
     return batch.arguments(with_draft_law=True)
@@ -128,9 +138,7 @@ def put_the_bonus_token_near_a_boundary(batch: Batch) -> Arguments:
     """Behind an accepted draft, at the next position."""
     for r in range(BATCH):
         batch.target[r, 0, batch.ids[r]] = float(batch.target[r, 0].max()) + 40
-        position = int(batch.positions[r]) + 1
-        draw = uniform(int(batch.seeds[r]), Stream.TARGET, 0, position)
-        put_a_prefix_near_the_draw(batch.target[r, 1], draw, batch.choice)
+        put_a_prefix_near_the_draw(batch.target[r, 1], batch.draw(r, position=1), batch.choice)
     return batch.arguments(with_draft_law=True)
 
 

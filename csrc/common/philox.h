@@ -41,14 +41,40 @@ SPECDEC_HOST_DEVICE uint64_t splitmix64(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-/// A 53-bit uniform in [0, 1) that depends on its arguments alone: never on a row, block or rank.
-SPECDEC_HOST_DEVICE double uniform(int64_t seed, Stream stream, int64_t slot, int64_t position) {
+/// 128 random bits that depend on these arguments alone: never on a row, block or rank.
+SPECDEC_HOST_DEVICE PhiloxBlock random_words(int64_t seed, Stream stream, int64_t slot, int64_t position) {
   const uint64_t p = static_cast<uint64_t>(position);
   const PhiloxBlock counter = {{static_cast<uint32_t>(slot), static_cast<uint32_t>(p),
                                 static_cast<uint32_t>(stream), static_cast<uint32_t>(p >> 32)}};
-  const PhiloxBlock random = philox4x32(splitmix64(static_cast<uint64_t>(seed)), counter);
+  return philox4x32(splitmix64(static_cast<uint64_t>(seed)), counter);
+}
+
+/// 53 of the bits, in [0, 1).
+SPECDEC_HOST_DEVICE double uniform_of(const PhiloxBlock& random) {
   const uint64_t bits = (uint64_t{random.words[0] >> 5} << 26) | (random.words[1] >> 6);
   return static_cast<double>(bits) * 0x1p-53;
+}
+
+SPECDEC_HOST_DEVICE double uniform(int64_t seed, Stream stream, int64_t slot, int64_t position) {
+  return uniform_of(random_words(seed, stream, slot, position));
+}
+
+/// The uniforms of one token, level by level: which block of its row, which chunk of that, which id. A level
+/// whose number is kRemainder goes by what the level above it has left of its own.
+struct TokenDraw {
+  double block, chunk, id;
+
+  static constexpr double kRemainder = -1.0;
+  SPECDEC_HOST_DEVICE static TokenDraw from(double uniform) { return {uniform, kRemainder, kRemainder}; }
+  /// Independent numbers: 53 bits for the id, and those that are left, 37 and 38.
+  SPECDEC_HOST_DEVICE static TokenDraw from(const PhiloxBlock& random) {
+    const uint64_t chunk = uint64_t{random.words[2]} << 5 | (random.words[0] & 31);
+    const uint64_t block = uint64_t{random.words[3]} << 6 | (random.words[1] & 63);
+    return {static_cast<double>(block) * 0x1p-38, static_cast<double>(chunk) * 0x1p-37, uniform_of(random)};
+  }
+};
+SPECDEC_HOST_DEVICE double number_or_remainder(double number, double remainder) {
+  return number >= 0.0 ? number : remainder;
 }
 
 }  // namespace specdec_ops

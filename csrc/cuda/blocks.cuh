@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "common/philox.h"
 #include "common/row_law.h"
 #include "common/views.h"
 #include "cuda/instructions.cuh"
@@ -249,29 +250,6 @@ __device__ __forceinline__ void stage_block(const BlockRef& block, uint4* stage)
   }
 }
 
-/// A block that is to lie where another one is being read. A thread fetches each pair of rows as soon as it
-/// is done with that pair of the other block, so that the copies go on while the rest is worked on.
-struct NextBlock {
-  /// Of a whole block whose rows are aligned; null where there is none.
-  const char* source = nullptr;
-  bool is_begun = false;
-
-  template <DType kDType>
-  __device__ __forceinline__ void fetch_rows(uint4* stage, int row) {
-    constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
-    if (source == nullptr) return;
-#pragma unroll
-    for (int r = row; r < row + 2; ++r) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        copy_async(stage + (r * kWords + w) * kWarpSize + lane_index(),
-                   source + ((r * kWarpSize + lane_index()) * kWords + w) * 16);
-      }
-    }
-    is_begun = true;
-  }
-};
-
 /// One row of the thread's lanes from shared memory.
 template <DType kDType>
 __device__ __forceinline__ void staged_words(const uint4* stage, int row,
@@ -340,7 +318,7 @@ __device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* 
 
 /// The first element of a block in shared memory that equals `value`; kBlockSize if there is none.
 template <DType kDType>
-__device__ __forceinline__ int staged_index(uint4* stage, int rows, float value, NextBlock& next) {
+__device__ __forceinline__ int staged_index(uint4* stage, int rows, float value) {
   constexpr int kWords = kDType == DType::kFloat32 ? 8 : 4;
   int found = kBlockSize;
 #pragma unroll 1
@@ -354,18 +332,17 @@ __device__ __forceinline__ int staged_index(uint4* stage, int rows, float value,
         if (word_element<kDType>(words, j) == value) found = r * kNumLanes + lane_index() * kOctet + j;
       }
     }
-    next.fetch_rows<kDType>(stage, pair);
   }
   return warp_min(found);
 }
 
 /// The largest logit and, in place of the sum, its index; NaN there where not all is finite.
 template <DType kDType>
-__device__ __forceinline__ BlockStats staged_argmax(uint4* stage, int rows, NextBlock& next) {
+__device__ __forceinline__ BlockStats staged_argmax(uint4* stage, int rows) {
   bool has_nan;
   const float best = staged_max<kDType>(stage, rows, &has_nan);
   if (has_nan || best == -kMasked) return {best, __builtin_nanf("")};
-  return {best, static_cast<float>(staged_index<kDType>(stage, rows, best, next))};
+  return {best, static_cast<float>(staged_index<kDType>(stage, rows, best))};
 }
 
 /// What is asked of a block beside its maximum.
@@ -376,14 +353,13 @@ enum class Sum {
   kDefined,
 };
 
-/// Maximum and sum of weights; without a sum what staged_argmax says. May begin to fetch the next block.
+/// Maximum and sum of weights; without a sum what staged_argmax says.
 template <DType kDType>
-__device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float scale, Sum sum,
-                                                   NextBlock& next) {
-  if (sum == Sum::kNone) return staged_argmax<kDType>(stage, rows, next);
+__device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float scale, Sum sum) {
+  if (sum == Sum::kNone) return staged_argmax<kDType>(stage, rows);
   const float best = staged_max<kDType>(stage, rows, nullptr);
   if (!(best > kMasked) || best == -kMasked) {
-    const BlockStats stats = staged_argmax<kDType>(stage, rows, next);
+    const BlockStats stats = staged_argmax<kDType>(stage, rows);
     return {best, stats.sum != stats.sum ? stats.sum : 0.0f};
   }
   float sums[kOctet] = {};
@@ -400,7 +376,6 @@ __device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float
           sums[j] += quick_exp2((word_element<kDType>(words, j) - best) * scale);
         }
       }
-      next.fetch_rows<kDType>(stage, pair);
     }
     return {best, tree_sum(sums)};
   }
@@ -418,21 +393,19 @@ __device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float
         sums[j] = fma_ftz(polynomial, power, sums[j]);
       }
     }
-    next.fetch_rows<kDType>(stage, pair);
   }
   return {best, tree_sum(sums)};
 }
 
 /// Of a block that the warp has staged.
-__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum, uint4* stage,
-                                                  NextBlock& next) {
+__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum, uint4* stage) {
   switch (block.row.dtype) {
     case DType::kBFloat16:
-      return staged_stats<DType::kBFloat16>(stage, block.staged_rows(), scale, sum, next);
+      return staged_stats<DType::kBFloat16>(stage, block.staged_rows(), scale, sum);
     case DType::kFloat16:
-      return staged_stats<DType::kFloat16>(stage, block.staged_rows(), scale, sum, next);
+      return staged_stats<DType::kFloat16>(stage, block.staged_rows(), scale, sum);
     default:
-      return staged_stats<DType::kFloat32>(stage, block.staged_rows(), scale, sum, next);
+      return staged_stats<DType::kFloat32>(stage, block.staged_rows(), scale, sum);
   }
 }
 
@@ -453,8 +426,7 @@ __device__ __forceinline__ const T* in_shared(const T* address) {
 
 /// Of a block that was fetched.
 static __device__ __noinline__ BlockStats defined_block_stats(BlockRef block, float scale, uint4* stage) {
-  NextBlock none;
-  return block_stats(block, scale, Sum::kDefined, stage, none);
+  return block_stats(block, scale, Sum::kDefined, stage);
 }
 
 /// Eight elements from shared memory, by any thread.
@@ -619,225 +591,181 @@ __device__ __noinline__ double chunk_sums(Weights source, PickScratch* scratch) 
   return total;
 }
 
-/// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight. This is the
-/// definition, addition by addition.
+/// The id that the numbers of a chunk and of an id choose in a block, addition by addition: the definition,
+/// as in csrc/cpu/kernels/blocks.kernel.h.
 template <class Weights>
-__device__ __noinline__ int pick_step_by_step(Weights source, double draw, PickScratch* scratch) {
-  chunk_sums(source, scratch);
-  double prefix = 0.0;
-  int chunk = -1, last = 0;
+__device__ __noinline__ int pick_step_by_step(Weights source, double chunk_number, double id_number,
+                                              PickScratch* scratch) {
+  const double draw = chunk_number * chunk_sums(source, scratch);
+  double prefix = 0.0, remainder = 1.0;
+  int chunk = 0;
   for (int c = 0; c < kChunksPerBlock; ++c) {
     const double sum = scratch->sums[c];
+    if (sum > 0.0) chunk = c;
     if (prefix + sum > draw) {
-      chunk = c;
+      remainder = (draw - prefix) / sum;
       break;
     }
-    if (sum > 0.0) last = c;
     prefix = prefix + sum;
   }
-  const bool found = chunk >= 0;
-  if (!found) chunk = last;
   if (lane_index() < kChunkSize / kOctet) {
     float weights[kOctet] = {};
-    const int i = chunk * kChunkSize + lane_index() * kOctet;
-    source.octet(i, weights);
+    source.octet(chunk * kChunkSize + lane_index() * kOctet, weights);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) scratch->chunk[lane_index() * kOctet + j] = weights[j];
   }
   __syncwarp();
-  int picked = 0;
+  const double rest = number_or_remainder(id_number, remainder) * scratch->sums[chunk];
   double inside = 0.0;
+  int last = 0;
   for (int i = 0; i < kChunkSize; ++i) {
     const float weight = scratch->chunk[i];
-    if (found) {
-      inside = inside + static_cast<double>(weight);
-      if (prefix + inside > draw) {
-        picked = i;
-        break;
-      }
-    } else if (weight > 0.0f) {
-      picked = i;
-    }
+    if (weight > 0.0f) last = i;
+    inside = inside + static_cast<double>(weight);
+    if (inside > rest) break;
   }
-  return chunk * kChunkSize + picked;
+  return chunk * kChunkSize + last;
 }
 
 /// How far, relative to a block's sum, prefixes in float32 of weights by the special function unit can be
-/// from the definition's: some twenty roundings of 2^-24, weights off by 2^-22 and by the rounding of their
-/// exponents, and as much again.
-constexpr float kPickMargin = 1e-5f;
-/// The same for prefixes in float64 of the definition's weights: 4,096 roundings of 2^-53, and as much again.
-constexpr double kPrecisePickMargin = 1e-12;
+/// from the definition's: twelve roundings of 2^-24, weights off by 1e-6 on average, and as much again.
+constexpr float kChunkMargin = 4e-6f;
+/// The same for the prefixes of a chunk in float64: 64 roundings of 2^-53, and much more.
+constexpr double kIdMargin = 1e-12;
 
-/// The weights of a block of logits in shared memory, by the special function unit.
+/// The weights of a block of logits in shared memory, which has a maximum.
 template <DType kDType>
-struct QuickWeights {
+struct StagedWeights {
   static constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
 
   const uint4* stage;
-  int num_ids;
-  float reference, scale;
+  Exp2 exp2;
 
-  __device__ QuickWeights(const uint4* staged, int size, float max, float row_scale)
-      : stage(staged), num_ids(size), reference(max), scale(row_scale) {}
+  __device__ explicit StagedWeights(const WeightsOfLogits& source)
+      : stage(in_shared(source.stage)), exp2(source.exp2) {}
 
-  __device__ int size() const { return num_ids; }
-  __device__ void fetch(unsigned octet, uint4 (&words)[kWords]) const {
-    const uint4* first = in_shared(stage) + (kWords == 2 ? octet + octet / kWarpSize * kWarpSize : octet);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) words[w] = first[w * kWarpSize];
-  }
-  __device__ void weigh(const uint4 (&words)[kWords], float (&weights)[kOctet]) const {
-    uint32_t bits[kWords * 4];
+  __device__ __forceinline__ void fetch(unsigned octet, uint32_t (&bits)[kWords * 4]) const {
+    const uint4* first = stage + (kWords == 2 ? octet + octet / kWarpSize * kWarpSize : octet);
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      bits[w * 4] = words[w].x;
-      bits[w * 4 + 1] = words[w].y;
-      bits[w * 4 + 2] = words[w].z;
-      bits[w * 4 + 3] = words[w].w;
+      const uint4 four = first[w * kWarpSize];
+      bits[w * 4] = four.x;
+      bits[w * 4 + 1] = four.y;
+      bits[w * 4 + 2] = four.z;
+      bits[w * 4 + 3] = four.w;
     }
+  }
+  __device__ __forceinline__ float quick_sum(unsigned octet) const {
+    uint32_t bits[kWords * 4];
+    fetch(octet, bits);
+    float w[kOctet];
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      weights[j] = quick_exp2((word_element<kDType>(bits, j) - reference) * scale);
+      w[j] = quick_exp2((word_element<kDType>(bits, j) - exp2.reference) * exp2.scale);
+    }
+    return ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
+  }
+  __device__ __forceinline__ void octet(unsigned octet, float (&weights)[kOctet]) const {
+    uint32_t bits[kWords * 4];
+    fetch(octet, bits);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      float polynomial, power;
+      exp2.factors(word_element<kDType>(bits, j), &polynomial, &power);
+      weights[j] = mul_ftz(polynomial, power);
     }
   }
-  __device__ void octet(int i, float (&weights)[kOctet]) const {
-    uint4 words[kWords];
-    fetch(static_cast<unsigned>(i) / kOctet, words);
-    weigh(words, weights);
-  }
 };
-
-template <class Real>
-__device__ __forceinline__ Real sum_of(const float (&w)[kOctet]) {
-  const Real first = (static_cast<Real>(w[0]) + static_cast<Real>(w[1])) +
-                     (static_cast<Real>(w[2]) + static_cast<Real>(w[3]));
-  return first + ((static_cast<Real>(w[4]) + static_cast<Real>(w[5])) +
-                  (static_cast<Real>(w[6]) + static_cast<Real>(w[7])));
-}
 
 /// In every lane the sum of its own and the values of the lanes before it, in groups of `width` lanes.
 template <class Real>
 __device__ __forceinline__ Real warp_prefix(Real value, int width) {
 #pragma unroll
-  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+  for (int distance = 1; distance < width; distance *= 2) {
     const Real before = __shfl_up_sync(kAllLanes, value, distance, width);
     if (lane_index() % width >= distance) value += before;
   }
   return value;
 }
 
-// Picks from prefixes that are only near the definition's: weights added in another order. Each lane adds up
-// a part of the block, the lanes in the order of the ids. Lanes begin at different octets of their parts, so
-// that they read from different banks. What lies behind the end of a block is read and not counted.
-constexpr unsigned kPart = kBlockSize / kWarpSize, kOctetsOfPart = kPart / kOctet;
-
-__device__ __forceinline__ unsigned octet_of_part(unsigned step) {
+/// The chunk of a block in shared memory that a number chooses, -1 where it is too near to call. A lane adds
+/// up two chunks. Lanes begin at different octets, so that they read from different banks.
+template <DType kDType>
+__device__ __forceinline__ int quick_chunk(const StagedWeights<kDType>& source, int size, double number) {
+  constexpr unsigned kOctets = kChunkSize / kOctet;
   const auto lane = static_cast<unsigned>(lane_index());
-  return lane * kOctetsOfPart + (step + lane) % kOctetsOfPart;
+  // What lies behind the end of a block is read and not counted.
+  const auto end = static_cast<unsigned>(size + kOctet - 1) / kOctet;
+  float first = 0.0f, second = 0.0f;
+#pragma unroll 4
+  for (unsigned step = 0; step < 2 * kOctets; ++step) {
+    const unsigned within = (step + lane) % (2 * kOctets), octet = lane * 2 * kOctets + within;
+    const float sum = source.quick_sum(octet);
+    first += octet < end && within < kOctets ? sum : 0.0f;
+    second += octet < end && within >= kOctets ? sum : 0.0f;
+  }
+  const float prefix = warp_prefix(first + second, kWarpSize);
+  const float total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
+  const float draw = static_cast<float>(number) * total, margin = total * kChunkMargin;
+  float before = __shfl_up_sync(kAllLanes, prefix, 1);
+  if (lane_index() == 0) before = 0.0f;
+  const bool is_second = before + first <= draw;
+  const float begin = is_second ? before + first : before;
+  const bool is_clear = begin < draw - margin && begin + (is_second ? second : first) > draw + margin;
+  const int holder = first_lane(is_clear);
+  return holder < 0 ? -1 : 2 * holder + __shfl_sync(kAllLanes, static_cast<int>(is_second), holder);
 }
 
-/// What pick_step_by_step finds, where the lanes' parts sum up to `sum`. -1 where a prefix is so near the
-/// draw that the order could matter: within `relative_margin` of the block's sum and `margin_of_draw`.
-template <class Real, class Weights>
-__device__ __forceinline__ int pick_in_parts(const Weights& source, Real sum_of_part, double draw,
-                                             double margin_of_draw, double relative_margin) {
-  const auto wanted = static_cast<Real>(draw);
-  const Real prefix = warp_prefix(sum_of_part, kWarpSize);
-  const Real total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
-  const Real margin = static_cast<Real>(margin_of_draw) + total * static_cast<Real>(relative_margin);
-  const int chosen = first_lane(prefix > wanted);
-  if (chosen < 0) return -1;
-  const Real begin = chosen > 0 ? __shfl_sync(kAllLanes, prefix, chosen - 1) : Real{0};
-
-  // An octet of the part to a lane.
-  const int first =
-      chosen * static_cast<int>(kPart) + lane_index() % static_cast<int>(kOctetsOfPart) * kOctet;
-  const bool is_inside = first < source.size();
+/// The id of a chunk that a number chooses, -1 where it is too near to call: within the margin, relative to
+/// the chunk's sum. An octet to a lane.
+template <DType kDType>
+__device__ __forceinline__ int quick_id(const StagedWeights<kDType>& source, int chunk, double number,
+                                        double margin) {
+  constexpr int kOctets = kChunkSize / kOctet;
+  const int octet = chunk * kOctets + lane_index() % kOctets;
   float w[kOctet];
-  source.octet(first, w);
-  const Real own = is_inside ? sum_of<Real>(w) : Real{0};
-  Real sum = begin + (warp_prefix(own, kOctetsOfPart) - own);
+  source.octet(static_cast<unsigned>(octet), w);
+  double own = 0.0;
+#pragma unroll
+  for (int j = 0; j < kOctet; ++j) own += static_cast<double>(w[j]);
+  const double prefix = warp_prefix(own, kOctets);
+  const double total = __shfl_sync(kAllLanes, prefix, kOctets - 1), draw = number * total;
+  double sum = prefix - own;
   int found = -1;
-  bool clear = false;
 #pragma unroll
   for (int j = 0; j < kOctet; ++j) {
-    const Real next = sum + static_cast<Real>(w[j]);
-    if (found < 0 && next > wanted && is_inside) {
-      found = first + j;
-      clear = next > wanted + margin && sum < wanted - margin;
-    }
+    const double next = sum + static_cast<double>(w[j]);
+    if (sum < draw - margin * total && next > draw + margin * total) found = octet * kOctet + j;
     sum = next;
   }
   const int holder = first_lane(found >= 0);
-  if (holder < 0 || !__shfl_sync(kAllLanes, clear, holder)) return -1;
-  return __shfl_sync(kAllLanes, found, holder);
+  return holder < 0 ? -1 : __shfl_sync(kAllLanes, found, holder);
 }
 
-/// Inlined: out of line the compiler spares registers, and each weight waits for the one before.
 template <DType kDType>
-__device__ __forceinline__ int quick_pick(QuickWeights<kDType> source, double draw, double margin) {
-  constexpr int kWords = QuickWeights<kDType>::kWords, kAtOnce = 4 / kWords;
-  float sums[kAtOnce] = {};
-#pragma unroll 1
-  for (unsigned step = 0; step < kOctetsOfPart; step += kAtOnce) {
-    uint4 words[kAtOnce][kWords];
-#pragma unroll
-    for (unsigned j = 0; j < kAtOnce; ++j) source.fetch(octet_of_part(step + j), words[j]);
-#pragma unroll
-    for (unsigned j = 0; j < kAtOnce; ++j) {
-      float w[kOctet];
-      source.weigh(words[j], w);
-      const float sum = sum_of<float>(w);
-      sums[j] += static_cast<int>(octet_of_part(step + j)) * kOctet < source.size() ? sum : 0.0f;
-    }
-  }
-#pragma unroll
-  for (int half = kAtOnce / 2; half >= 1; half /= 2) {
-#pragma unroll
-    for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
-  }
-  return pick_in_parts<float>(source, sums[0], draw, margin, kPickMargin);
+__device__ __forceinline__ int quick_pick(const WeightsOfLogits& weights, const TokenDraw& token,
+                                          double id_margin) {
+  const StagedWeights<kDType> source(weights);
+  const int chunk = quick_chunk(source, weights.size(), token.chunk);
+  return chunk < 0 ? -1 : quick_id(source, chunk, token.id, id_margin);
 }
 
-/// From the definition's weights, in float64.
-template <class Weights>
-__device__ __noinline__ int precise_pick(Weights source, double draw, double margin) {
-  double sum = 0.0;
-#pragma unroll 1
-  for (unsigned step = 0; step < kOctetsOfPart; ++step) {
-    const int i = static_cast<int>(octet_of_part(step)) * kOctet;
-    float w[kOctet];
-    source.octet(i, w);
-    sum += i < source.size() ? sum_of<double>(w) : 0.0;
-  }
-  return pick_in_parts<double>(source, sum, draw, margin, kPrecisePickMargin);
-}
-
-/// For unscaled weights of a block of logits.
-__device__ __forceinline__ int pick_near(const WeightsOfLogits& source, double draw, double margin) {
-  const float max = source.exp2.reference, scale = source.exp2.scale;
-  int found;
-  switch (source.block.row.dtype) {
+/// What pick_step_by_step finds for unscaled weights of a block of logits in shared memory; -1 where it takes
+/// care.
+__device__ __forceinline__ int quick_pick(const WeightsOfLogits& weights, const TokenDraw& token,
+                                          double id_margin) {
+  switch (weights.block.row.dtype) {
     case DType::kBFloat16:
-      found =
-          quick_pick(QuickWeights<DType::kBFloat16>(source.stage, source.size(), max, scale), draw, margin);
-      break;
+      return quick_pick<DType::kBFloat16>(weights, token, id_margin);
     case DType::kFloat16:
-      found =
-          quick_pick(QuickWeights<DType::kFloat16>(source.stage, source.size(), max, scale), draw, margin);
-      break;
+      return quick_pick<DType::kFloat16>(weights, token, id_margin);
     default:
-      found =
-          quick_pick(QuickWeights<DType::kFloat32>(source.stage, source.size(), max, scale), draw, margin);
+      return quick_pick<DType::kFloat32>(weights, token, id_margin);
   }
-  return found >= 0 ? found : precise_pick(source, draw, margin);
 }
-
-template <class Weights>
-__device__ __forceinline__ int pick_in_block(const Weights& source, double draw, PickScratch* scratch) {
-  const int found = precise_pick(source, draw, 0.0);
-  return found >= 0 ? found : pick_step_by_step(source, draw, scratch);
+static __device__ __noinline__ int quick_pick_out_of_line(WeightsOfLogits weights, TokenDraw token,
+                                                          double id_margin) {
+  return quick_pick(weights, token, id_margin);
 }
 
 }  // namespace specdec_ops::cuda

@@ -18,9 +18,10 @@
 namespace specdec_ops::cuda {
 namespace {
 
-/// CTAs that should fit a multiprocessor. Judges need the registers of a third of one.
+/// CTAs that should fit a multiprocessor.
 constexpr int kReadersPerMultiprocessor = 6;
-constexpr int kJudgesPerMultiprocessor = 3;
+/// Blocks of a residual that a CTA takes at once.
+constexpr int kBlocksOfResidualUnit = 4;
 constexpr int kMostBlocksPerWarp = 2;
 /// Units that each warp of the device should get at least.
 constexpr int kLeastRounds = 3;
@@ -69,21 +70,25 @@ __device__ __noinline__ float residual_mass(const Plan& plan, const Request& req
 /// A unit of a residual. Each block takes the shared memory of two warps.
 __device__ __forceinline__ void run_residual_unit(const Plan& plan, const Request& request, int slot,
                                                   int unit, uint4* stage) {
-  constexpr int kWarps = kWarpsPerCta / 2;
-  if (warp_index() >= kWarps) return;
+  const int warps = num_warps() / 2;
+  if (warp_index() >= warps) return;
 #pragma unroll 1
-  for (int i = warp_index(); i < plan.blocks_per_warp * kWarpsPerCta; i += kWarps) {
-    const int block = unit * plan.blocks_per_warp * kWarpsPerCta + i;
+  for (int i = warp_index(); i < kBlocksOfResidualUnit; i += warps) {
+    const int block = unit * kBlocksOfResidualUnit + i;
     if (block >= plan.num_blocks) return;
-    const float mass = residual_mass(plan, request, slot, block, stage, stage + kWarps * plan.stage_words);
+    const float mass = residual_mass(plan, request, slot, block, stage, stage + warps * plan.stage_words);
     if (lane_index() == 0) plan.masses[request.index * plan.num_blocks + block] = mass;
   }
 }
 
+__device__ __forceinline__ uint32_t residual_units(const Plan& plan) {
+  return static_cast<uint32_t>((plan.num_blocks + kBlocksOfResidualUnit - 1) / kBlocksOfResidualUnit);
+}
+
 /// A unit of a row of logits: a warp to a block.
 __device__ __forceinline__ void run_unit(const Plan& plan, Request request, const Unit& unit, uint4* stage) {
-  int block = unit.unit * plan.blocks_per_warp * kWarpsPerCta + warp_index();
-  const int end = min(block + plan.blocks_per_warp * kWarpsPerCta, plan.num_blocks);
+  int block = unit.unit * plan.blocks_per_warp * kReadingWarps + warp_index();
+  const int end = min(block + plan.blocks_per_warp * kReadingWarps, plan.num_blocks);
   if (block >= end || (unit.is_draft && (!request.has_law || request.greedy))) return;
   const int64_t row = (unit.is_draft ? request.first_draft : request.first_row) + unit.slot;
   const RowRef row_ref = unit.is_draft ? row_of(request.of_drafts(plan.params.draft), unit.slot)
@@ -92,20 +97,18 @@ __device__ __forceinline__ void run_unit(const Plan& plan, Request request, cons
   stage_block(block_of(plan.params, row_ref, block), stage);
   request.find_scales();
   const float scale = unit.is_draft ? request.draft_scale : request.scale;
-  // A draft's probability is only compared: digits that settle nothing send the judge back to its row.
-  const Sum of_target = needs_law(plan.params, request) ? Sum::kDefined : Sum::kNone;
-  const Sum sum = !unit.is_draft ? of_target : plan.may_be_quick ? Sum::kQuick : Sum::kDefined;
+  // Probabilities are compared, and blocks chosen: digits that settle nothing send the judge back to the row.
+  const Sum sum = !needs_law(plan.params, request) ? Sum::kNone
+                  : plan.may_be_quick              ? Sum::kQuick
+                                                   : Sum::kDefined;
   for (;;) {
     wait_for_copies();
-    const BlockRef next_ref = block_of(plan.params, row_ref, block + kWarpsPerCta);
-    NextBlock next;
-    if (block + kWarpsPerCta < end) next.source = next_ref.aligned_whole();
-    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, sum, stage, next);
+    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, sum, stage);
     if (lane_index() == 0)
       *reinterpret_cast<float2*>(stats_of_row + block) = make_float2(stats.max, stats.sum);
-    block += kWarpsPerCta;
+    block += kReadingWarps;
     if (block >= end) return;
-    if (!next.is_begun) stage_block(next_ref, stage);
+    stage_block(block_of(plan.params, row_ref, block), stage);
   }
 }
 
@@ -121,7 +124,7 @@ __device__ __forceinline__ bool arrives_last(uint32_t* counter, uint32_t expecte
 
 /// A unit of a queued residual that nobody has taken; false where there is none.
 __device__ __forceinline__ bool take_residual_unit(const Plan& plan, uint32_t* request, int* unit) {
-  const auto units = static_cast<unsigned long long>(plan.units_per_row);
+  const auto units = static_cast<unsigned long long>(residual_units(plan));
   volatile Counters* counters = plan.counters;
   unsigned long long next = counters->next_residual_unit;
   while (next < counters->num_queued * units) {
@@ -171,13 +174,13 @@ __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint
     request.find_scales();
     const int slot = __ldcg(&plan.residuals[index].slot);
     run_residual_unit(plan, request, slot, unit, stage);
-    if (!arrives_last(&plan.residuals[index].num_units, static_cast<uint32_t>(plan.units_per_row))) continue;
+    if (!arrives_last(&plan.residuals[index].num_units, residual_units(plan))) continue;
     Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
         .run_residual(slot);
   }
 }
 
-__global__ void __launch_bounds__(kCtaSize, kReadersPerMultiprocessor)
+__global__ void __launch_bounds__(kReadingWarps* kWarpSize, kReadersPerMultiprocessor)
     read_rows(const __grid_constant__ Plan plan) {
   allow_next_launch();
   const Unit unit = Unit::of(plan, blockIdx.x);
@@ -191,11 +194,11 @@ __global__ void __launch_bounds__(kCtaSize, kReadersPerMultiprocessor)
 }
 
 template <bool kLooksAhead>
-__global__ void __launch_bounds__(kCtaSize, kJudgesPerMultiprocessor)
+__global__ void __launch_bounds__(kMostJudgingWarps* kWarpSize)
     judge_requests(const __grid_constant__ Plan plan) {
   uint4* shared = dynamic_shared();
   uint4* stage = shared + warp_index() * plan.stage_words;
-  Scratch& scratch = *reinterpret_cast<Scratch*>(shared + kWarpsPerCta * plan.stage_words);
+  Scratch& scratch = *reinterpret_cast<Scratch*>(shared + num_warps() * plan.stage_words);
   const bool is_helper = blockIdx.x >= plan.params.batch;
   if (!is_helper) {
     Request request = Request::load(plan.params, blockIdx.x);
@@ -312,16 +315,16 @@ void choose_unit(Plan& plan, int warps_on_device) {
       plan.params.batch * most_slots(plan.params) * plan.num_blocks * (plan.reads_draft_rows ? 2 : 1);
   plan.blocks_per_warp = static_cast<int>(
       std::clamp<int64_t>(blocks / (kLeastRounds * int64_t{warps_on_device}), 1, kMostBlocksPerWarp));
-  const int blocks_per_unit = plan.blocks_per_warp * kWarpsPerCta;
+  const int blocks_per_unit = plan.blocks_per_warp * kReadingWarps;
   plan.units_per_row = (plan.num_blocks + blocks_per_unit - 1) / blocks_per_unit;
 }
 
 /// `early`: CTAs may start before the launch before this one is done.
-cudaError_t launch(void (*kernel)(Plan), unsigned num_ctas, size_t dynamic_shared, cudaStream_t stream,
-                   bool early, const Plan& plan) {
+cudaError_t launch(void (*kernel)(Plan), int64_t num_ctas, int warps, size_t dynamic_shared,
+                   cudaStream_t stream, bool early, const Plan& plan) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = num_ctas;
-  config.blockDim = kCtaSize;
+  config.gridDim = static_cast<unsigned>(num_ctas);
+  config.blockDim = static_cast<unsigned>(warps * kWarpSize);
   config.dynamicSmemBytes = dynamic_shared;
   config.stream = stream;
   cudaLaunchAttribute attribute = {};
@@ -348,7 +351,7 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
                     (plan.reads_draft_rows && params.draft.view.dtype == DType::kFloat32);
   const DType widest = wide ? DType::kFloat32 : DType::kBFloat16;
   plan.stage_words = stage_words(widest);
-  choose_unit(plan, facts.num_multiprocessors * kWarpsPerCta * (wide ? 3 : kReadersPerMultiprocessor));
+  choose_unit(plan, facts.num_multiprocessors * kReadingWarps * (wide ? 3 : kReadersPerMultiprocessor));
   const int64_t num_units =
       params.batch * most_slots(params) * (plan.reads_draft_rows ? 2 : 1) * plan.units_per_row;
   const int64_t num_helpers =
@@ -357,19 +360,24 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
           : 0;
   if (num_units > INT32_MAX) return cudaErrorInvalidConfiguration;
 
-  const size_t of_stages = kWarpsPerCta * plan.stage_words * sizeof(uint4);
-  const size_t of_judge =
-      of_stages + sizeof(Scratch) + 2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
-  if (of_judge > facts.dynamic_shared) return cudaErrorLaunchOutOfResources;
+  const auto of_judge = [&](int warps) {
+    return warps * plan.stage_words * sizeof(uint4) + sizeof(Scratch) +
+           2 * sizeof(double) * static_cast<size_t>(plan.num_blocks);
+  };
+  // More warps make more attempts at once; fewer leave room for more judges.
+  const bool has_room = params.batch <= facts.num_multiprocessors;
+  int warps = has_room ? kMostJudgingWarps : kFewestJudgingWarps;
+  while (warps > kFewestJudgingWarps && of_judge(warps) > facts.dynamic_shared) warps /= 2;
+  if (of_judge(warps) > facts.dynamic_shared) return cudaErrorLaunchOutOfResources;
 
-  const auto of_units = static_cast<unsigned>(num_units);
-  if (const cudaError_t error = launch(read_rows, of_units, of_stages, stream, false, plan);
+  const size_t of_readers = kReadingWarps * plan.stage_words * sizeof(uint4);
+  if (const cudaError_t error = launch(read_rows, num_units, kReadingWarps, of_readers, stream, false, plan);
       error != cudaSuccess) {
     return error;
   }
   return launch(params.fly_window_size > 0 ? judge_requests<true> : judge_requests<false>,
-                static_cast<unsigned>(params.batch + num_helpers), of_judge, stream,
-                facts.has_programmatic_launch, plan);
+                params.batch + num_helpers, warps, of_judge(warps), stream, facts.has_programmatic_launch,
+                plan);
 }
 
 }  // namespace specdec_ops::cuda

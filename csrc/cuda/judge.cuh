@@ -38,14 +38,14 @@ struct StatsOfRows {
   BlockStats stats[kRowsAtOnce][kBlocksAtOnce + 1];
   double weights[kRowsAtOnce][kBlocksAtOnce + 1];
 };
-static_assert(sizeof(StatsOfRows) <= kWarpsPerCta * stage_words(DType::kBFloat16) * sizeof(uint4));
+static_assert(sizeof(StatsOfRows) <= kFewestJudgingWarps * stage_words(DType::kBFloat16) * sizeof(uint4));
 
 struct Scratch {
   union {
     /// While a token is drawn.
-    PickScratch pick[kWarpsPerCta];
+    PickScratch pick[kMostJudgingWarps];
     /// While an entropy is found.
-    float largest[kWarpsPerCta][kMaxEntropyTopK];
+    float largest[kMostJudgingWarps][kMaxEntropyTopK];
   };
   RowMax row_max[kRowsAtOnce];
   /// Of the target's rows, then of the drafts'.
@@ -91,9 +91,9 @@ struct SparseResidual {
 };
 
 /// Out of line, like exp2_out_of_line: long, and not on the way of the units.
-static __device__ __noinline__ double random_number(int64_t seed, Stream stream, int64_t slot,
-                                                    int64_t position) {
-  return uniform(seed, stream, slot, position);
+static __device__ __noinline__ PhiloxBlock words_out_of_line(int64_t seed, Stream stream, int64_t slot,
+                                                             int64_t position) {
+  return random_words(seed, stream, slot, position);
 }
 
 /// Entropy of a row over its most probable ids (entropy_of_largest), by the whole CTA: each warp finds the
@@ -110,7 +110,7 @@ static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, c
   // As many ids as are wanted have logits that are no smaller.
   const float least = maxima.floor();
 #pragma unroll 1
-  for (int block = warp_index(); block < plan.num_blocks; block += kWarpsPerCta) {
+  for (int block = warp_index(); block < plan.num_blocks; block += num_warps()) {
     const float max = load_stats(stats + block).max;
     if (max < least || !(max > largest.floor())) continue;
     const BlockRef ref = block_of(plan.params, row, block);
@@ -120,7 +120,7 @@ static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, c
   largest.store(scratch.largest[warp_index()]);
   __syncthreads();
   if (warp_index() == 0) {
-    for (int warp = 1; warp < kWarpsPerCta; ++warp) {
+    for (int warp = 1; warp < num_warps(); ++warp) {
       for (int first = 0; first < kMaxEntropyTopK; first += kWarpSize) {
         largest.offer(scratch.largest[warp][first + lane_index()]);
       }
@@ -167,8 +167,7 @@ class Judge {
  private:
   /// The slot, from begin_ on, that a thread judges. Those of the last warp do: where there are few slots it
   /// has no row to look after.
-  static constexpr int kFirstJudge = kCtaSize - kWarpSize;
-  __device__ __forceinline__ static int own_slot() { return thread() - kFirstJudge; }
+  __device__ __forceinline__ static int own_slot() { return thread() - (num_warps() - 1) * kWarpSize; }
   __device__ __forceinline__ bool has_slot() const { return own_slot() >= 0 && own_slot() < end_ - begin_; }
 
   /// What a thread has loaded for its slot, before there are laws to hold it against.
@@ -221,9 +220,10 @@ class Judge {
     const bool is_synthetic = params_.rule == Rule::kSynthetic;
     // The coin is found while the draft is on its way.
     if (is_synthetic || (!request_.greedy && params_.rule == Rule::kTokenLevel)) {
-      draft.coin = params_.accept_uniforms
-                       ? at(params_.accept_uniforms, request_.first_draft + slot)
-                       : random_number(request_.seed, Stream::kAccept, slot, request_.position);
+      draft.coin =
+          params_.accept_uniforms
+              ? at(params_.accept_uniforms, request_.first_draft + slot)
+              : uniform_of(words_out_of_line(request_.seed, Stream::kAccept, slot, request_.position));
       if (is_synthetic) draft.wins = draft.coin < at(params_.accept_rates, slot);
     }
     draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
@@ -250,12 +250,14 @@ class Judge {
     return row < kLargestWave ? request_.scale : request_.draft_scale;
   }
 
-  /// Sixteen rows by eight threads.
-  static constexpr int kThreadsPerRow = kCtaSize / kRowsAtOnce;
+  /// Sixteen rows by eight threads; further threads have none.
+  static constexpr int kThreadsPerRow = kFewestJudgingWarps * kWarpSize / kRowsAtOnce;
+  __device__ __forceinline__ static int own_row() { return min(thread() / kThreadsPerRow, kRowsAtOnce - 1); }
+  __device__ __forceinline__ static bool has_row() { return thread() < kRowsAtOnce * kThreadsPerRow; }
 
   __device__ __forceinline__ void load_stats_of_row(bool present, int first_block, int count) {
     if (present) {
-      const int row = thread() / kThreadsPerRow;
+      const int row = own_row();
       const int64_t slot = begin_ + row % kLargestWave;
       const BlockStats* stats = (row < kLargestWave ? target_stats(slot) : draft_stats(slot)) + first_block;
 #pragma unroll
@@ -273,8 +275,8 @@ class Judge {
 
   /// The largest logits of all rows of the wave. Leaves the numbers of a row in shared memory if all fit.
   __device__ __forceinline__ void find_maxima() {
-    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
-    const bool is_present = present_rows() >> row & 1;
+    const int row = own_row(), within = thread() % kThreadsPerRow;
+    const bool is_present = has_row() && (present_rows() >> row & 1) != 0;
     RowMax row_max = {kMasked, false};
 #pragma unroll 1
     for (int group = 0; group < num_groups(); ++group) {
@@ -293,7 +295,7 @@ class Judge {
       non_finite |= __shfl_xor_sync(kAllLanes, non_finite, distance);
     }
     row_max.non_finite = non_finite != 0;
-    if (within == 0) s_.row_max[row] = row_max;
+    if (has_row() && within == 0) s_.row_max[row] = row_max;
     __syncthreads();
   }
 
@@ -309,8 +311,8 @@ class Judge {
 
   /// The laws of all rows of the wave where they are needed.
   __device__ __forceinline__ void make_laws() {
-    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
-    const bool is_present = present_rows() >> row & 1;
+    const int row = own_row(), within = thread() % kThreadsPerRow;
+    const bool is_present = has_row() && (present_rows() >> row & 1) != 0;
     const RowMax row_max = s_.row_max[row];
     double* block_weights = of_rows_.weights[row];
     if (needs_law(params_, request_)) {
@@ -370,9 +372,15 @@ class Judge {
   // Where one is too near to call, which is seldom, nothing has been given away: the definition is followed
   // step by step.
 
-  /// Relative distance within which two probabilities are too near to call.
-  static constexpr float kQuickMargin = 1e-4f;
+  /// Relative distance within which two probabilities, the smaller of them given, are too near to call.
+  __device__ __forceinline__ static float quick_margin(float p) {
+    const int halvings = 127 - static_cast<int>(__float_as_uint(p) >> 23);
+    return 2e-5f + 4e-7f * static_cast<float>(halvings);
+  }
   static constexpr float kSmallestQuick = 0x1p-100f;
+  /// How far masses of blocks from quick sums, added up, can be off, relative to the row's; and twice a
+  /// rounding of the weights of a chunk.
+  static constexpr double kQuickSumMargin = 6e-6, kSumMargin = 1e-12, kScaledIdMargin = 1e-6;
 
   __device__ __forceinline__ bool may_be_quick() const {
     return !kLooksAhead && plan_.may_be_quick && !request_.greedy;
@@ -397,8 +405,8 @@ class Judge {
   /// The slot, from begin_ on, where a comparison is too near to call, those before it being accepted; or one
   /// of the constants above.
   __device__ __forceinline__ int run_quickly(const Draft& draft) {
-    const int row = thread() / kThreadsPerRow, within = thread() % kThreadsPerRow;
-    const bool is_present = present_rows() >> row & 1;
+    const int row = own_row(), within = thread() % kThreadsPerRow;
+    const bool is_present = has_row() && (present_rows() >> row & 1) != 0;
     const RowMax row_max = s_.row_max[row];
     float total = 0.0f;
     for (int block = within; block < plan_.num_blocks && is_present; block += kThreadsPerRow) {
@@ -409,7 +417,7 @@ class Judge {
     for (int distance = kThreadsPerRow / 2; distance >= 1; distance /= 2) {
       total += __shfl_xor_sync(kAllLanes, total, distance);
     }
-    if (within == 0) s_.quick_laws[row] = {row_max.max, total};
+    if (has_row() && within == 0) s_.quick_laws[row] = {row_max.max, total};
     const bool is_plain = !row_max.non_finite && fabsf(row_max.max * scale_of(row)) < 0x1p25f;
     if (__syncthreads_or(is_present && !is_plain)) return 0;
 
@@ -418,11 +426,13 @@ class Judge {
     __syncthreads();
     int last = 0;
     while (last < count && s_.verdicts[last].outcome == Outcome::kAccepted) ++last;
-    if (thread() < min(last, count)) emit(begin_ + thread(), s_.verdicts[thread()].token);
+    if (thread() < last) emit(begin_ + thread(), s_.verdicts[thread()].token);
     if (last == count) return kAllAccepted;
+    draw_is_unsure_ = false;
     const Verdict verdict = s_.verdicts[last];
     if (verdict.outcome == Outcome::kUnsure) return last;
     const int64_t token = draw_quickly(last, verdict);
+    draw_is_unsure_ = token < 0 && !thinned_;
     if (token < 0) return last;
     if (thread() == 0) emit(begin_ + last, token);
     finish(begin_ + last, verdict.status);
@@ -446,7 +456,7 @@ class Judge {
       verdict.outcome = Outcome::kUnsure;
       return verdict;
     }
-    if (may_accept && !is_masked && fabsf(coin - p) <= kQuickMargin * p) {
+    if (may_accept && !is_masked && fabsf(coin - p) <= quick_margin(p) * p) {
       verdict.outcome = Outcome::kUnsure;
       return verdict;
     }
@@ -458,7 +468,7 @@ class Judge {
     if (!request_.has_law) return verdict;
     const float q = quick_draft_prob(i, draft.draft);
     if (!(q > kSmallestQuick && q < 2.0f) ||
-        (may_accept && !is_masked && fabsf(coin * q - p) <= kQuickMargin * p)) {
+        (may_accept && !is_masked && fabsf(coin * q - p) <= quick_margin(fminf(p, q)) * p)) {
       verdict.outcome = Outcome::kUnsure;
       return verdict;
     }
@@ -467,20 +477,28 @@ class Judge {
     return verdict;
   }
 
-  /// Replaces the quick sums of the first slot's draft row.
-  __device__ __forceinline__ void find_defined_draft_stats() {
+  /// Replaces the quick sums of a row.
+  __device__ __forceinline__ void find_defined_stats(const RowRef& row, float scale, BlockStats* stats) {
     __syncthreads();  // the blocks' numbers lay where blocks are fetched
-    if (plan_.reads_draft_rows && request_.has_law && begin_ < request_.num_drafts) {
-      BlockStats* stats = plan_.draft_stats + (request_.first_draft + begin_) * plan_.num_blocks;
 #pragma unroll 1
-      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
-        const BlockRef ref = block_of(params_, draft_row(begin_), block);
-        fetch_block(ref, stage_);
-        const BlockStats defined = defined_block_stats(ref, request_.draft_scale, stage_);
-        if (lane_index() == 0) stats[block] = defined;
-      }
+    for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
+      const BlockRef ref = block_of(params_, row, block);
+      fetch_block(ref, stage_);
+      const BlockStats defined = defined_block_stats(ref, scale, stage_);
+      if (lane_index() == 0) stats[block] = defined;
     }
     __syncthreads();
+  }
+  __device__ __forceinline__ void find_defined_target_stats() {
+    if (has_defined_target_) return;
+    find_defined_stats(target_row(begin_), request_.scale,
+                       plan_.target_stats + (request_.first_row + begin_) * plan_.num_blocks);
+    has_defined_target_ = true;
+  }
+  __device__ __forceinline__ void find_defined_draft_stats() {
+    if (!plan_.reads_draft_rows || !request_.has_law || begin_ >= request_.num_drafts) return;
+    find_defined_stats(draft_row(begin_), request_.draft_scale,
+                       plan_.draft_stats + (request_.first_draft + begin_) * plan_.num_blocks);
   }
 
   /// Like draw; -1 where it takes care, or a residual.
@@ -491,7 +509,7 @@ class Judge {
     const QuickLaw law = s_.quick_laws[i];
     // Two neighbouring blocks a lane. In float64: a rounding of the row's mass would be many ids of a small
     // block.
-    double mass[2], weight[2], touched = 0.0;
+    double mass[2];
     float block_max[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -499,10 +517,9 @@ class Judge {
       const BlockStats stats =
           block < plan_.num_blocks ? of_rows_.stats[i][block] : BlockStats{kMasked, 0.0f};
       block_max[j] = stats.max;
-      weight[j] = exp2_out_of_line((static_cast<double>(stats.max) - law.max) * request_.scale);
-      mass[j] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * weight[j] : 0.0;
+      const double weight = exp2_out_of_line((static_cast<double>(stats.max) - law.max) * request_.scale);
+      mass[j] = stats.sum > 0.0f ? static_cast<double>(stats.sum) * weight : 0.0;
       if (without_draft && verdict.x / kBlockSize == block) {
-        touched = mass[j];
         const double x = element(target_row(slot), verdict.x);
         mass[j] = mass[j] - exp2_out_of_line((x - law.max) * request_.scale);
       }
@@ -516,63 +533,64 @@ class Judge {
     const double total = __shfl_sync(kAllLanes, prefix, kWarpSize - 1);
     double before = __shfl_up_sync(kAllLanes, prefix, 1);
     if (lane_index() == 0) before = 0.0;
-    // The definition adds up the block of the draft id by id; the sum that it is taken away from here was
-    // rounded.
-    if (without_draft) {
-      touched = __shfl_sync(kAllLanes, touched, static_cast<int>(verdict.x / (2 * kBlockSize)));
-    }
-    const double margin = 2e-6 * touched + 1e-12 * static_cast<double>(law.total);
-    // The numbers of all attempts of the warp, two to an attempt.
-    const int own_attempt = lane_index() / 2 * kWarpsPerCta + warp_index();
-    const double uniforms = final_uniform(slot, thins ? 2 * own_attempt + lane_index() % 2 : 0);
-    static_assert(2 * kThinningAttempts / kWarpsPerCta <= kWarpSize, "a lane holds each");
+    // The sum of the block that loses the draft was rounded when the draft was in it.
+    const bool has_sharp_sums = has_defined_target_ && !without_draft;
+    const double margin = (has_sharp_sums ? kSumMargin : kQuickSumMargin) * static_cast<double>(law.total);
+    // The numbers of all attempts of the warp: of an attempt's token, and of whether it is kept.
+    const int own_attempt = lane_index() / 2 * num_warps() + warp_index();
+    const TokenDraw numbers =
+        TokenDraw::from(final_words(slot, thins ? 2 * own_attempt + lane_index() % 2 : 0));
+    static_assert(2 * kThinningAttempts / kFewestJudgingWarps <= kWarpSize, "a lane holds each");
     __syncthreads();  // what picks write lies where the blocks' numbers were
 
-    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
+    const int num_attempts = thins ? kThinningAttempts : num_warps();
 #pragma unroll 1
-    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
+    for (int first = 0; first < num_attempts; first += num_warps()) {
       const int attempt = first + warp_index();
       Attempt result = {-1, false, false};
       if (thins || attempt == 0) {
-        const int holder = 2 * first / kWarpsPerCta;
-        const double threshold = __shfl_sync(kAllLanes, uniforms, holder) * total;
+        const int holder = 2 * first / num_warps();
+        const double threshold = __shfl_sync(kAllLanes, numbers.block, holder) * total;
         const int hit = first_lane(prefix > threshold);
         const bool is_second = before + mass[0] <= threshold;
         const double own_before = is_second ? before + mass[0] : before,
                      own_mass = is_second ? mass[1] : mass[0];
-        const double own_weight = is_second ? weight[1] : weight[0];
         const bool clear = own_before + own_mass > threshold + margin && own_before < threshold - margin;
         result.unusable = hit < 0 || !__shfl_sync(kAllLanes, clear, max(hit, 0));
         if (!result.unusable) {
           const int chosen = 2 * hit + __shfl_sync(kAllLanes, static_cast<int>(is_second), hit);
-          const double in_weights = 1.0 / own_weight;
-          const double rest = __shfl_sync(kAllLanes, (threshold - own_before) * in_weights, hit);
-          const double rest_margin = __shfl_sync(kAllLanes, (margin + 1e-10 * own_mass) * in_weights, hit);
+          const TokenDraw token = {0.0, __shfl_sync(kAllLanes, numbers.chunk, holder),
+                                   __shfl_sync(kAllLanes, numbers.id, holder)};
           const float max = __shfl_sync(kAllLanes, is_second ? block_max[1] : block_max[0], hit);
           const BlockRef block = block_of(params_, target_row(slot), chosen);
           fetch_block(block, stage_);
-          if (without_draft && verdict.x / kBlockSize == chosen) mask_staged(block, verdict.x - block.begin);
+          // The definition scales the weights of the block that loses the draft, which rounds them.
+          const bool is_touched = without_draft && verdict.x / kBlockSize == chosen;
+          if (is_touched) mask_staged(block, verdict.x - block.begin);
           const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
-          const int found = pick_near(weights, rest, rest_margin);
+          int found = quick_pick(weights, token, is_touched ? kScaledIdMargin : kIdMargin);
+          if (found < 0 && !is_touched) {
+            found = pick_step_by_step(weights, token.chunk, token.id, s_.pick + warp_index());
+          }
           result.unusable = found < 0;
           result.token = block.begin + found;
           result.kept = true;
         }
         if (thins && !result.unusable) {
           const float entry = element(draft_row(slot), result.token);
-          const double u = __shfl_sync(kAllLanes, uniforms, 2 * first / kWarpsPerCta + 1);
+          const double u = __shfl_sync(kAllLanes, numbers.id, 2 * first / num_warps() + 1);
           const float rest_of_u = 1.0f - static_cast<float>(u);
           const float p = quick_prob(law, request_.scale, element(target_row(slot), result.token));
           const float q = entry == kMasked ? 0.0f : quick_draft_prob(i, entry);
           const float difference = rest_of_u * p - q;
           result.kept = difference > 0.0f;
-          result.unusable = !(fabsf(difference) > kQuickMargin * (p + q)) || p < kSmallestQuick;
+          result.unusable = p < kSmallestQuick || !(fabsf(difference) > quick_margin(fminf(p, q)) * (p + q));
         }
       }
       if (lane_index() == 0) s_.attempts[attempt] = result;
       __syncthreads();
 #pragma unroll 1
-      for (int a = first; a < first + kWarpsPerCta; ++a) {
+      for (int a = first; a < first + num_warps(); ++a) {
         if (s_.attempts[a].unusable) return -1;
         if (s_.attempts[a].kept) return s_.attempts[a].token;
       }
@@ -598,28 +616,34 @@ class Judge {
 
   /// The lowest ids with the largest logit that is not NaN, a warp to a slot, where they are emitted.
   __device__ __forceinline__ void find_argmaxes() {
-    bool any = request_.greedy;
-    for (int i = 0; i < end_ - begin_; ++i) any |= row_status(i) != Status::kOk;
+    bool any = request_.greedy, any_non_finite = false;
+    for (int i = 0; i < end_ - begin_; ++i) {
+      any |= row_status(i) != Status::kOk;
+      any_non_finite |= s_.row_max[i].non_finite;
+    }
     if (!any) return;
+    // Where blocks have their indices in place of sums, nobody fetches a block to where their numbers are.
+    const bool stats_stay = num_groups() == 1 && !any_non_finite && !needs_law(params_, request_);
 #pragma unroll 1
-    for (int i = warp_index(); i < end_ - begin_; i += kWarpsPerCta) {
-      const int64_t id = argmax_of(i);
+    for (int i = warp_index(); i < end_ - begin_; i += num_warps()) {
+      const int64_t id = argmax_of(i, stats_stay);
       if (lane_index() == 0) s_.argmax[i] = id;
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ int64_t argmax_of(int i) const {
+  __device__ __forceinline__ int64_t argmax_of(int i, bool stats_stay) const {
     const int64_t slot = begin_ + i;
     const BlockStats* stats = target_stats(slot);
     const float max = s_.row_max[i].max;
-    // Then blocks have their indices in place of sums.
     const bool has_index = !needs_law(params_, request_) && !s_.row_max[i].non_finite;
 #pragma unroll 1
     for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
       const int block = first + lane_index();
-      const BlockStats of_block =
-          block < plan_.num_blocks ? load_stats(stats + block) : BlockStats{max, 0.0f};
+      BlockStats of_block = {max, 0.0f};
+      if (block < plan_.num_blocks) {
+        of_block = stats_stay ? of_rows_.stats[i][block] : load_stats(stats + block);
+      }
       const bool holds = block < plan_.num_blocks && of_block.max == max;
       if (const int holder = first_lane(holds); has_index && holder >= 0) {
         const auto index = static_cast<int64_t>(__shfl_sync(kAllLanes, of_block.sum, holder));
@@ -739,20 +763,23 @@ class Judge {
     Draft draft = load_draft();
     wait_for_previous_launch();
 #pragma unroll 1
-    for (;; draft = load_draft()) {
+    for (;;) {
       find_maxima();
       if (is_quick) {
         const int unsure = run_quickly(draft);
         if (unsure == kIsDone) return -1;
         if (unsure == kAllAccepted) {
           if (!next_slots()) return -1;
-          continue;
+        } else {
+          begin_ += unsure;
+          end_ = begin_ + 1;
+          // A draw is tried once more, with the definition's sums of the target's row. Where that is no
+          // better, and where a verdict is in doubt, the definition decides this slot.
+          is_quick = draw_is_unsure_ && !has_defined_target_;
+          find_defined_target_stats();
+          if (!is_quick) find_defined_draft_stats();
         }
-        begin_ += unsure;
-        end_ = begin_ + 1;
-        // The definition decides this slot.
-        is_quick = false;
-        find_defined_draft_stats();
+        draft = load_draft();
         continue;
       }
       make_laws();
@@ -784,11 +811,13 @@ class Judge {
         end_ = begin_ + 1;
         deferred = -1;
         may_defer = false;
+        draft = load_draft();
         continue;
       }
       if (last < count) return last;
       if (!next_slots()) return -1;
       is_quick = may_be_quick();
+      draft = load_draft();
     }
   }
 
@@ -801,6 +830,7 @@ class Judge {
     __syncthreads();  // everybody has read the verdicts
     begin_ = end_;
     end_ = min(num_slots(), begin_ + kLargestWave);
+    has_defined_target_ = false;
     return true;
   }
 
@@ -821,13 +851,17 @@ class Judge {
 
   // ---- Drawing ----
 
-  /// The given uniform, or number `draw` of those at the position of the slot.
-  __device__ __forceinline__ double final_uniform(int64_t slot, int64_t draw) const {
-    if (params_.final_uniforms) return at(params_.final_uniforms, request_.index);
+  /// Number `draw` of those at the position of the slot.
+  __device__ __forceinline__ PhiloxBlock final_words(int64_t slot, int64_t draw) const {
     const bool is_draft = params_.final_stream == Stream::kDraft;
-    return random_number(request_.seed, is_draft ? Stream::kDraft : Stream::kTarget,
-                         is_draft ? request_.final_slot : draw,
-                         is_draft ? request_.position : request_.position + slot);
+    return words_out_of_line(request_.seed, is_draft ? Stream::kDraft : Stream::kTarget,
+                             is_draft ? request_.final_slot : draw,
+                             is_draft ? request_.position : request_.position + slot);
+  }
+  /// The same, or the given uniform.
+  __device__ __forceinline__ TokenDraw final_draw(int64_t slot, int64_t draw) const {
+    return params_.final_uniforms ? TokenDraw::from(at(params_.final_uniforms, request_.index))
+                                  : TokenDraw::from(final_words(slot, draw));
   }
 
   /// The recovered, bonus or sampled token; -1 where the residual must be made first.
@@ -850,18 +884,18 @@ class Judge {
       __syncthreads();
     }
     const int64_t draw_number = has_residual && !params_.final_uniforms ? 2 * kThinningAttempts : 0;
-    const int num_attempts = thins ? kThinningAttempts : kWarpsPerCta;
+    const int num_attempts = thins ? kThinningAttempts : num_warps();
 #pragma unroll 1
-    for (int first = 0; first < num_attempts; first += kWarpsPerCta) {
+    for (int first = 0; first < num_attempts; first += num_warps()) {
       const int attempt = first + warp_index();
       int64_t y = -1;
       bool kept = false, unusable = false;
       if (thins || attempt == 0) {
-        y = pick(i, final, verdict.x, final_uniform(slot, thins ? 2 * attempt : draw_number) * s_.total);
+        y = pick(i, final, verdict.x, final_draw(slot, thins ? 2 * attempt : draw_number));
         kept = true;
       }
       if (thins) {
-        const double u = final_uniform(slot, 2 * attempt + 1);
+        const double u = uniform_of(final_words(slot, 2 * attempt + 1));
         const double p = exp2_out_of_line(s_.laws[i].log2_prob(element(target_row(slot), y)));
         const double q = dense_prob(i, element(draft_row(slot), y));
         unusable = !is_finite(q);
@@ -870,7 +904,7 @@ class Judge {
       if (lane_index() == 0) s_.attempts[attempt] = {y, kept, unusable};
       __syncthreads();
 #pragma unroll 1
-      for (int a = first; a < first + kWarpsPerCta; ++a) {
+      for (int a = first; a < first + num_warps(); ++a) {
         if (!s_.attempts[a].kept) continue;
         if (s_.attempts[a].unusable) *status = Status::kUnusableDraftLaw;
         return s_.attempts[a].token;
@@ -885,7 +919,7 @@ class Judge {
     const BlockStats* stats = target_stats(slot);
     const float* residual = plan_.masses + request_.index * plan_.num_blocks;
 #pragma unroll 1
-    for (int block = thread(); block < plan_.num_blocks; block += kCtaSize) {
+    for (int block = thread(); block < plan_.num_blocks; block += num_threads()) {
       double mass = 0.0;
       if (final == Final::kDenseResidual) {
         mass = static_cast<double>(__ldcg(residual + block));
@@ -897,7 +931,7 @@ class Judge {
     __syncthreads();
     if (final == Final::kTargetWithoutDraft || final == Final::kSupportResidual) {
 #pragma unroll 1
-      for (int block = warp_index(); block < plan_.num_blocks; block += kWarpsPerCta) {
+      for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
         if (!touches(final, slot, x, block)) continue;
         const double mass = chunk_sums(sparse_residual(i, final, x, block), s_.pick + warp_index());
         if (lane_index() == 0) masses_[block] = mass;
@@ -923,8 +957,9 @@ class Judge {
     __syncthreads();
   }
 
-  /// The token at `threshold` of the masses by block, found by one warp.
-  __device__ __forceinline__ int64_t pick(int i, Final final, int64_t x, double threshold) {
+  /// The token that a draw chooses from the masses by block, found by one warp.
+  __device__ __forceinline__ int64_t pick(int i, Final final, int64_t x, const TokenDraw& token) {
+    const double threshold = token.block * s_.total;
     int chosen = -1, last = 0;
 #pragma unroll 1
     for (int first = 0; first < plan_.num_blocks && chosen < 0; first += kWarpSize) {
@@ -936,8 +971,9 @@ class Judge {
       if (weighty >= 0) last = first + weighty;
     }
     // If rounding leaves no block, the last one with mass is chosen.
-    double rest = chosen >= 0 ? threshold - prefixes_[chosen] : __builtin_inf();
+    const double remainder = chosen >= 0 ? (threshold - prefixes_[chosen]) / masses_[chosen] : 1.0;
     if (chosen < 0) chosen = last;
+    const double chunk_number = number_or_remainder(token.chunk, remainder);
 
     const int64_t slot = begin_ + i;
     const BlockRef block = block_of(params_, target_row(slot), chosen);
@@ -951,22 +987,24 @@ class Judge {
       // The next warp has nothing to do: only thinning takes several.
       uint4* draft_stage = stage_ + plan_.stage_words;
       if (params_.draft_law == DraftLawKind::kProbs) {
-        found = pick_in_block(Residual<GivenProbs>{target, {draft_block}}, rest, scratch);
+        found =
+            pick_step_by_step(Residual<GivenProbs>{target, {draft_block}}, chunk_number, token.id, scratch);
       } else {
         const float draft_max =
             plan_.reads_draft_rows ? load_stats(draft_stats(slot) + chosen).max : block_max(draft_block);
         fetch_block(draft_block, draft_stage);
         const WeightsOfLogits draft =
             probs_of_block(draft_block, draft_stage, s_.laws[kLargestWave + i], draft_max);
-        found = pick_in_block(Residual<WeightsOfLogits>{target, draft}, rest, scratch);
+        found = pick_step_by_step(Residual<WeightsOfLogits>{target, draft}, chunk_number, token.id, scratch);
       }
     } else if (touches(final, slot, x, chosen)) {
-      found = pick_in_block(sparse_residual(i, final, x, chosen), rest, scratch);
+      found = pick_step_by_step(sparse_residual(i, final, x, chosen), chunk_number, token.id, scratch);
     } else {
       // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
       fetch_block(block, stage_);
-      rest = rest / exp2_out_of_line(s_.laws[i].log2_prob(max));
-      found = pick_in_block(WeightsOfLogits(block, stage_, max, request_.scale, 1.0f), rest, scratch);
+      const WeightsOfLogits weights(block, stage_, max, request_.scale, 1.0f);
+      found = token.chunk >= 0.0 ? quick_pick_out_of_line(weights, token, kIdMargin) : -1;
+      if (found < 0) found = pick_step_by_step(weights, chunk_number, token.id, scratch);
     }
     return block.begin + found;
   }
@@ -1039,12 +1077,12 @@ class Judge {
   }
 
   __device__ __forceinline__ void finish(int64_t num_accepted, Status status) const {
-    for (int64_t slot = num_accepted + 1 + thread(); slot < params_.width; slot += kCtaSize) {
+    for (int64_t slot = num_accepted + 1 + thread(); slot < params_.width; slot += num_threads()) {
       emit(slot, -1);
       emit_logprob(slot, __builtin_nan(""));
     }
     const int64_t num_slots = request_.num_slots(params_);
-    for (int64_t slot = num_accepted + 1 + thread(); slot < num_slots; slot += kCtaSize) {
+    for (int64_t slot = num_accepted + 1 + thread(); slot < num_slots; slot += num_threads()) {
       if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = __builtin_nan("");
       if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
         params_.accept_probs[request_.first_draft + slot] = __builtin_nanf("");
@@ -1096,6 +1134,10 @@ class Judge {
   /// Every attempt at a recovered token has failed, and none was too near to call.
   bool thinned_ = false;
   bool needs_residual_ = false;
+  /// Why run_quickly could not finish: a draw, not a verdict, was too near to call.
+  bool draw_is_unsure_ = false;
+  /// The sums of the target's row of the slot that is judged are the definition's.
+  bool has_defined_target_ = false;
 };
 
 }  // namespace specdec_ops::cuda

@@ -6,8 +6,10 @@
 /// What the units and the judges of the chain program share: the plan of a call, its workspace, and requests.
 namespace specdec_ops::cuda {
 
-constexpr int kWarpsPerCta = 4;
-constexpr int kCtaSize = kWarpsPerCta * kWarpSize;
+/// Of a CTA that reads.
+constexpr int kReadingWarps = 4;
+/// Of a CTA that judges: what its shared memory allows, a power of two.
+constexpr int kFewestJudgingWarps = 4, kMostJudgingWarps = 8;
 /// Slots that a CTA judges at once.
 constexpr int kLargestWave = 8;
 /// Blocks whose numbers are in shared memory at a time while laws are made.

@@ -9,6 +9,8 @@ constexpr int kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+__device__ __forceinline__ int num_threads() { return static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int num_warps() { return num_threads() / kWarpSize; }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
 /// The largest value of the warp that is not NaN.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,14 +56,44 @@ def philox4x32(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, stream: Stream, slot: int, position: int) -> float:
-    """A 53-bit uniform in [0, 1) that depends on its arguments alone."""
+def random_words(seed: int, stream: Stream, slot: int, position: int) -> Sequence[int]:
+    """128 random bits that depend on these arguments alone."""
     key = splitmix64(seed & _MASK64)
     position &= _MASK64
-    words = philox4x32(
+    return philox4x32(
         (key & _MASK32, key >> 32), (slot & _MASK32, position & _MASK32, int(stream), position >> 32)
     )
+
+
+def uniform(seed: int, stream: Stream, slot: int, position: int) -> float:
+    """53 of the bits, in [0, 1)."""
+    words = random_words(seed, stream, slot, position)
     return float(((words[0] >> 5) << 26) | (words[1] >> 6)) * 2.0**-53
+
+
+#: Ids of a chunk, and of a block: the levels at which a token is chosen.
+CHUNK_SIZE, BLOCK_SIZE = 64, 4096
+
+
+class TokenDraw(NamedTuple):
+    """The uniforms of one token: which block of its row, which chunk of that, which id.
+
+    The caller's one uniform chooses a block, and what is left of it what is inside (``None``).
+    """
+
+    block: float
+    chunk: float | None = None
+    id: float | None = None
+
+
+def token_draw(seed: int, stream: Stream, slot: int, position: int) -> TokenDraw:
+    """Independent numbers: 53 bits for the id, and those that are left, 37 and 38."""
+    words = random_words(seed, stream, slot, position)
+    return TokenDraw(
+        (words[3] << 6 | words[1] & 63) * 2.0**-38,
+        (words[2] << 5 | words[0] & 31) * 2.0**-37,
+        uniform(seed, stream, slot, position),
+    )
 
 
 class Row(NamedTuple):
@@ -98,11 +129,34 @@ def read_row(logits: Tensor, temperature: float, vocab_size: int) -> Row:
     return Row(one_hot if greedy else weights / total, logsumexp, argmax, Status.OK)
 
 
-def pick(weights: Float64Array, u: float) -> int:
-    """Inverse CDF: the first id whose prefix exceeds ``u * total``, else the last with weight."""
+def choose(weights: Float64Array, u: float) -> int:
+    """Inverse CDF: the first index whose prefix exceeds ``u * total``, else the last with weight."""
     prefix = np.cumsum(weights)
     over = np.flatnonzero(prefix > u * prefix[-1])
     return int(over[0]) if over.size else int(np.flatnonzero(weights > 0)[-1])
+
+
+def levels(weights: Float64Array, draw: TokenDraw) -> Iterator[tuple[range, int, float]]:
+    """The ids from which a draw chooses a part, the size of parts and the number: block, chunk, id."""
+    ids = range(len(weights))
+    sizes_and_numbers = ((BLOCK_SIZE, draw.block), (CHUNK_SIZE, draw.chunk), (1, draw.id))
+    if draw.chunk is None:
+        sizes_and_numbers = ((1, draw.block),)
+    for size, number in sizes_and_numbers:
+        assert number is not None
+        yield ids, size, number
+        first = ids.start + size * choose(sums_of_parts(weights, ids, size), number)
+        ids = range(first, min(first + size, ids.stop))
+
+
+def sums_of_parts(weights: Float64Array, ids: range, size: int) -> Float64Array:
+    return np.add.reduceat(weights[ids.start : ids.stop], range(0, len(ids), size))
+
+
+def pick(weights: Float64Array, draw: TokenDraw) -> int:
+    """The id that a draw chooses, level by level."""
+    ids, size, number = list(levels(weights, draw))[-1]
+    return ids.start + size * choose(sums_of_parts(weights, ids, size), number)
 
 
 def entropy_of_largest(probs: Float64Array, k: int) -> float:
@@ -179,11 +233,14 @@ class Draws(NamedTuple):
     seed: int = 0
     position: int = 0
 
-    def __call__(self, number: int) -> float:
-        """Number ``number`` of the uniforms at the position."""
-        return (
-            self.given if self.given is not None else uniform(self.seed, Stream.TARGET, number, self.position)
-        )
+    def __call__(self, number: int) -> TokenDraw:
+        """Number ``number`` of those at the position."""
+        if self.given is not None:
+            return TokenDraw(self.given)
+        return token_draw(self.seed, Stream.TARGET, number, self.position)
+
+    def uniform(self, number: int) -> float:
+        return uniform(self.seed, Stream.TARGET, number, self.position)
 
 
 def draws_of(
@@ -226,7 +283,7 @@ def recover(p: Float64Array, x: int, law: DraftLaw, draft: int, draws: Draws) ->
             q_of_y = law.prob_at(draft, y)
             if not math.isfinite(q_of_y):
                 return y, Status.UNUSABLE_DRAFT_LAW
-            if draws(2 * attempt + 1) * p[y] < p[y] - q_of_y:
+            if draws.uniform(2 * attempt + 1) * p[y] < p[y] - q_of_y:
                 return y, Status.OK
         last = 2 * THINNING_ATTEMPTS
     q = law.probs_of(draft)

@@ -94,7 +94,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 struct Index {
   unsigned x = 0;
 };
-extern Index threadIdx, blockIdx;
+extern Index threadIdx, blockIdx, blockDim;
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;

@@ -17,7 +17,7 @@
 
 #include "cuda_runtime_api.h"
 
-Index threadIdx, blockIdx;
+Index threadIdx, blockIdx, blockDim;
 
 // Variables that are __shared__, and where the linker says that they lie.
 extern "C" __attribute__((weak, visibility("hidden"))) char __start_emulated_shared[],
@@ -152,6 +152,7 @@ void enter(Cta* cta) {
   memcpy(__start_emulated_shared, cta->statics.data(), static_shared_size());
   m.current = cta;
   blockIdx.x = cta->index;
+  blockDim.x = static_cast<unsigned>(cta->grid->grid.num_threads);
 }
 
 std::unique_ptr<Cta> new_place() {
@@ -336,7 +337,7 @@ void run_grids() {
 
 void launch(const Grid& grid) {
   if (grid.num_threads < 1 || grid.num_threads > kMaxThreads || grid.num_threads % kLanes != 0) {
-    throw std::runtime_error("a CTA must have whole warps, at most four");
+    throw std::runtime_error("a CTA must have whole warps, at most eight");
   }
   QueuedGrid& queued = m.grids.emplace_back();
   queued.grid = grid;

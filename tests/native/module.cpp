@@ -109,10 +109,10 @@ PYBIND11_MODULE(specdec_ops_native, m) {
     primitives_of(tier).to_float32(elements.array.data(), elements.dtype, elements.n, values.mutable_data());
     return values;
   });
-  m.def("pick", [](const std::string& tier, const Array<float>& weights, double draw) {
+  m.def("pick", [](const std::string& tier, const Array<float>& weights, double chunk, double id) {
     if (weights.size() < 1 || weights.size() > kBlockSize)
       throw py::value_error("between 1 and 4096 elements");
-    return primitives_of(tier).pick(weights.data(), static_cast<int>(weights.size()), draw);
+    return primitives_of(tier).pick(weights.data(), static_cast<int>(weights.size()), chunk, id);
   });
   m.def("residual", [](const std::string& tier, const Array<float>& p, const Array<float>& q) {
     if (p.size() != q.size() || p.size() < 1 || p.size() > kBlockSize)

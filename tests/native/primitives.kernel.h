@@ -48,10 +48,10 @@ void tier_to_float32(const void* data, DType dtype, int n, float* values) {
   });
 }
 
-int tier_pick(const float* weights, int n, double draw) {
+int tier_pick(const float* weights, int n, double chunk, double id) {
   float padded[kBlockSize] = {};
   memcpy(padded, weights, static_cast<size_t>(n) * sizeof(float));
-  return pick_in_block(padded, (n + kNumLanes - 1) / kNumLanes, draw);
+  return pick_in_block(padded, (n + kNumLanes - 1) / kNumLanes, chunk, id);
 }
 
 float tier_residual(const float* p, const float* q, int n, float* residual) {

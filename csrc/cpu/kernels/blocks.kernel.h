@@ -253,24 +253,29 @@ double chunk_sums(const float* weights, int rows, double* sums) {
   return total;
 }
 
-/// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight.
-int pick_in_block(const float* weights, int rows, double draw) {
+/// The element that the numbers of a chunk and of an id choose: of each level the first whose prefix exceeds
+/// the number times the sum; if rounding leaves none, the last with weight.
+int pick_in_block(const float* weights, int rows, double chunk_number, double id_number) {
   double sums[kBlockSize / kChunkSize];
-  chunk_sums(weights, rows, sums);
-  const int n = rows * kNumLanes;
-  double prefix = 0.0;
-  for (int begin = 0; begin < n; begin += kChunkSize) {
-    if (prefix + sums[begin / kChunkSize] > draw) {
-      double inside = 0.0;
-      for (int i = begin; i < begin + kChunkSize; ++i) {
-        inside = inside + static_cast<double>(weights[i]);
-        if (prefix + inside > draw) return i;
-      }
+  const double draw = chunk_number * chunk_sums(weights, rows, sums);
+  double prefix = 0.0, remainder = 1.0;
+  int chunk = 0;
+  for (int c = 0; c < rows * kNumLanes / kChunkSize; ++c) {
+    if (sums[c] > 0.0) chunk = c;
+    if (prefix + sums[c] > draw) {
+      remainder = (draw - prefix) / sums[c];
+      break;
     }
-    prefix = prefix + sums[begin / kChunkSize];
+    prefix = prefix + sums[c];
   }
-  int last = n - 1;
-  while (last > 0 && !(weights[last] > 0.0f)) --last;
+  const double rest = number_or_remainder(id_number, remainder) * sums[chunk];
+  double inside = 0.0;
+  int last = chunk * kChunkSize;
+  for (int i = chunk * kChunkSize; i < (chunk + 1) * kChunkSize; ++i) {
+    if (weights[i] > 0.0f) last = i;
+    inside = inside + static_cast<double>(weights[i]);
+    if (inside > rest) break;
+  }
   return last;
 }
 

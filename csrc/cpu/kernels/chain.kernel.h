@@ -179,15 +179,19 @@ struct Request {
     return uniform(at(params.seeds, entry), Stream::kAccept, slot, at(params.positions, index));
   }
 
-  /// The given uniform, or number `draw` of those at the position of the slot.
-  double final_uniform(int64_t slot, int64_t draw) const {
-    if (params.final_uniforms) return at(params.final_uniforms, index);
+  /// Number `draw` of those at the position of the slot.
+  PhiloxBlock final_words(int64_t slot, int64_t draw) const {
     const int64_t position = at(params.positions, index);
     if (params.final_stream == Stream::kDraft) {
       const int64_t final_slot = params.final_slots ? at(params.final_slots, index) : params.final_slot;
-      return uniform(at(params.seeds, entry), Stream::kDraft, final_slot, position);
+      return random_words(at(params.seeds, entry), Stream::kDraft, final_slot, position);
     }
-    return uniform(at(params.seeds, entry), Stream::kTarget, draw, position + slot);
+    return random_words(at(params.seeds, entry), Stream::kTarget, draw, position + slot);
+  }
+  /// The same, or the given uniform.
+  TokenDraw final_draw(int64_t slot, int64_t draw) const {
+    return params.final_uniforms ? TokenDraw::from(at(params.final_uniforms, index))
+                                 : TokenDraw::from(final_words(slot, draw));
   }
 
   static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
@@ -299,16 +303,18 @@ struct Request {
     return final == Final::kSupportResidual && support_touches(slot, block);
   }
 
-  /// The token at `threshold` of the masses by block.
-  int64_t pick(const Phase& residual, Final final, int64_t slot, int64_t x, double threshold) {
-    double prefix = 0.0, rest = __builtin_inf();
+  /// The token that a draw chooses from the masses by block, which add up to `total`.
+  int64_t pick(const Phase& residual, Final final, int64_t slot, int64_t x, double total,
+               const TokenDraw& token) {
+    const double threshold = token.block * total;
+    double prefix = 0.0, remainder = 1.0;
     int chosen = 0;
     for (int block = 0; block < run.num_blocks; ++block) {
       if (!(lane.masses[block] > 0.0)) continue;
       // If rounding leaves no block, the last one with mass stays chosen.
       chosen = block;
       if (prefix + lane.masses[block] > threshold) {
-        rest = threshold - prefix;
+        remainder = (threshold - prefix) / lane.masses[block];
         break;
       }
       prefix = prefix + lane.masses[block];
@@ -329,9 +335,9 @@ struct Request {
                            write_probs(ProbsOfLogits(logits, max, residual.law.scale, 1.0f), n, weights);
                            return n;
                          });
-      rest = rest / residual.law.prob(max);
     }
-    return static_cast<int64_t>(chosen) * kBlockSize + pick_in_block(weights, rows, rest);
+    return static_cast<int64_t>(chosen) * kBlockSize +
+           pick_in_block(weights, rows, number_or_remainder(token.chunk, remainder), token.id);
   }
 
   /// A recovered token without a pass over the rows: a token of p is kept with probability
@@ -340,11 +346,11 @@ struct Request {
     target_masses(residual.law);
     const double total = total_mass();
     for (int attempt = 0; attempt < kThinningAttempts; ++attempt) {
-      const int64_t y = pick(residual, Final::kTarget, -1, -1, final_uniform(slot, 2 * attempt) * total);
+      const int64_t y = pick(residual, Final::kTarget, -1, -1, total, final_draw(slot, 2 * attempt));
       const double p = residual.law.prob(element(residual.row.data, residual.row.dtype, y));
       const double q = dense_prob(residual, y);
       if (!is_finite(q)) *status = Status::kUnusableDraftLaw;
-      if (!is_finite(q) || final_uniform(slot, 2 * attempt + 1) * p < p - q) return y;
+      if (!is_finite(q) || uniform_of(final_words(slot, 2 * attempt + 1)) * p < p - q) return y;
     }
     return -1;
   }
@@ -379,7 +385,7 @@ struct Request {
       target_masses(residual->law);
       total = total_mass();
     }
-    return pick(*residual, final, slot, x, final_uniform(slot, draw_number) * total);
+    return pick(*residual, final, slot, x, total, final_draw(slot, draw_number));
   }
 
   void emit(int64_t slot, int64_t token) const {

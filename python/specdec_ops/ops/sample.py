@@ -147,16 +147,16 @@ def _reference_sample(
         t = float(temperature[entry]) if entry >= 0 else 0.0
         row = _reference.read_row(logits[r], t, size)
         if uniforms is not None:
-            u = float(uniforms[r])
+            draw = _reference.TokenDraw(float(uniforms[r]))
         elif seeds is not None and positions is not None and entry >= 0:
             slot = draft_slot
             if draft_slots is not None:
                 slot = int(draft_slots[r] if draft_slots.dim() > 0 else draft_slots)
             stream = _reference.Stream.TARGET if slot is None else _reference.Stream.DRAFT
-            u = _reference.uniform(int(seeds[entry]), stream, slot or 0, int(positions[r]))
+            draw = _reference.token_draw(int(seeds[entry]), stream, slot or 0, int(positions[r]))
         else:
-            u = 0.0
-        token = _reference.pick(row.probs, u)
+            draw = _reference.TokenDraw(0.0)
+        token = _reference.pick(row.probs, draw)
         usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
         tokens.append(token)
         logprobs.append(
