@@ -268,7 +268,8 @@ class Bench:
 
     def num_sets(self, size: int) -> int:
         rotated = ROTATED_BYTES // 3 if self.quick else ROTATED_BYTES
-        return max(3, min(100, rotated // size + 1))
+        # Few sets would say little of calls that one request in hundreds makes slow.
+        return max(4 if self.quick else 16, min(100, rotated // size + 1))
 
     def ours(self, size: int, calls: Sequence[Call]) -> dict[str, float]:
         read, graph = size / self.bandwidth, self.graph_us(calls)
