@@ -50,9 +50,7 @@ class Batch:
 
     def draw(self, request: int, position: int = 0) -> TokenDraw:
         """The first at a position, from the request's own on."""
-        return token_draw(
-            int(self.seeds[request]), Stream.TARGET, 0, int(self.positions[request]) + position
-        )
+        return token_draw(int(self.seeds[request]), Stream.TARGET, 0, int(self.positions[request]) + position)
 
     def others(self, logits: Tensor, index: int) -> Tensor:
         return torch.cat([logits[:index], logits[index + 1 :]])
@@ -94,7 +92,7 @@ def put_q_near_p_by_the_coin(batch: Batch) -> Arguments:
 def put_a_prefix_near_the_draw(row: Tensor, draw: TokenDraw, choice: random.Random) -> None:
     """Shifts the ids below a random part of a random level, so that their mass is near the level's number.
 
-    Together, the ids from which the level chooses keep their mass, so that the levels above choose them still.
+    Together, the ids from which the level chooses keep their mass: the levels above choose them still.
     """
     choices = [level for level in levels(row.double().softmax(0).numpy(), draw) if len(level[0]) > level[1]]
     ids, size, number = choice.choice(choices)

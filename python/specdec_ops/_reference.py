@@ -139,11 +139,10 @@ def choose(weights: Float64Array, u: float) -> int:
 def levels(weights: Float64Array, draw: TokenDraw) -> Iterator[tuple[range, int, float]]:
     """The ids from which a draw chooses a part, the size of parts and the number: block, chunk, id."""
     ids = range(len(weights))
-    sizes_and_numbers = ((BLOCK_SIZE, draw.block), (CHUNK_SIZE, draw.chunk), (1, draw.id))
-    if draw.chunk is None:
-        sizes_and_numbers = ((1, draw.block),)
+    sizes_and_numbers = [(1, draw.block)]
+    if draw.chunk is not None and draw.id is not None:
+        sizes_and_numbers = [(BLOCK_SIZE, draw.block), (CHUNK_SIZE, draw.chunk), (1, draw.id)]
     for size, number in sizes_and_numbers:
-        assert number is not None
         yield ids, size, number
         first = ids.start + size * choose(sums_of_parts(weights, ids, size), number)
         ids = range(first, min(first + size, ids.stop))
