@@ -100,3 +100,30 @@ def test_sample_recovered_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
     for seed in seeds(30):
         arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES)
         assert_same_bits("sample_recovered", arguments, seed, context)
+
+
+def test_plan_verification_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        choice = random.Random(seed)
+        counts = [choice.choice((0, 1, 2, 5)) for _ in range(choice.choice((1, 7, 40, 150)))]
+        probs = torch.tensor([choice.choice((0.0, 0.5, 1.0, choice.random())) for _ in range(sum(counts))])
+        arguments: inputs.Arguments = {
+            "accept_probs": probs,
+            "cu_num_draft_tokens": torch.tensor([0, *counts]).cumsum(0),
+            "budget": choice.choice((0, 3, 20, torch.tensor(10))),
+        }
+        if choice.random() < 0.6:
+            arguments["step_costs"] = torch.rand(len(counts) + choice.choice((1, 9, 300))).mul(0.1).add(1)
+        assert_same_bits("plan_verification", arguments, seed, f"seed {seed}")
+
+
+def test_totals_of_any_value_lead_nowhere_in_a_plan(seeds: Seeds) -> None:
+    for seed in seeds(20):
+        choice = random.Random(seed)
+        numbers = (0, 1, 3, 7, 20, -1, 2**40, -(2**63))
+        EMULATED.plan_verification(
+            torch.rand(7),
+            torch.tensor([choice.choice(numbers) for _ in range(6)]),
+            budget=torch.tensor(choice.choice(numbers)),
+            step_costs=torch.ones(30),
+        )

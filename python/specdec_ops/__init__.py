@@ -35,6 +35,7 @@ from specdec_ops.ops.gather_draft_tokens import (
     gather_draft_tokens,
     gather_draft_tokens_,
 )
+from specdec_ops.ops.plan_verification import PlanVerificationOutput, plan_verification
 from specdec_ops.ops.prepare_next_tokens import (
     PrepareNextTokensOutput,
     prepare_next_tokens,
@@ -70,6 +71,7 @@ __all__ = [
     "GatherDraftTokensOutput",
     "HostCopy",
     "HostCopyHandle",
+    "PlanVerificationOutput",
     "PrepareNextTokensOutput",
     "PreparePaddedDraftInputsOutput",
     "SampleOutput",
@@ -94,6 +96,7 @@ __all__ = [
     "expand_to_drafts_",
     "gather_draft_tokens",
     "gather_draft_tokens_",
+    "plan_verification",
     "prepare_next_tokens",
     "prepare_next_tokens_",
     "prepare_padded_draft_inputs",

@@ -20,6 +20,7 @@ from specdec_ops.ops.expand_draft_inputs import expand_draft_inputs
 from specdec_ops.ops.expand_request_indices import expand_request_indices
 from specdec_ops.ops.expand_to_drafts import expand_to_drafts
 from specdec_ops.ops.gather_draft_tokens import gather_draft_tokens
+from specdec_ops.ops.plan_verification import plan_verification
 from specdec_ops.ops.prepare_next_tokens import prepare_next_tokens
 from specdec_ops.ops.prepare_padded_draft_inputs import prepare_padded_draft_inputs
 from specdec_ops.ops.prepare_positions_and_seq_lens import prepare_positions_and_seq_lens_
@@ -534,6 +535,18 @@ def _update_num_computed_tokens_calls(inputs: _Inputs, rules: Sequence[str]) -> 
     }
 
 
+def _plan_verification_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    accept_probs = inputs.reals(inputs.num_drafts)
+    costs = {"step_costs": inputs.reals(inputs.num_tokens + 1)}
+    limits: tuple[Arguments, ...] = ({"budget": inputs.num_slots}, costs, {"budget": inputs.ids(), **costs})
+    for limit in limits if inputs.with_options else limits[:1]:
+        yield {
+            "accept_probs": accept_probs,
+            "cu_num_draft_tokens": inputs.totals(inputs.num_slots),
+            **limit,
+        }
+
+
 _Calls = Callable[[_Inputs, Sequence[str]], Iterator[Arguments]]
 #: The keyword arguments of each call that warms an op up. The form of an op that returns its outputs stands
 #: for the one that writes into the caller's buffers: both are one kernel.
@@ -548,6 +561,7 @@ _OPS_ON_ROWS: dict[Callable[..., Any], _Calls] = {
 _OPS_ON_IDS: dict[Callable[..., Any], _Calls] = {
     verify_argmax: _verify_argmax_calls,
     count_accepted: _count_accepted_calls,
+    plan_verification: _plan_verification_calls,
     expand_to_drafts: _expand_to_drafts_calls,
     prepare_next_tokens: _prepare_next_tokens_calls,
     prepare_padded_draft_inputs: _prepare_padded_draft_inputs_calls,

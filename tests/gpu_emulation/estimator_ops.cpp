@@ -1,0 +1,41 @@
+// The ops that estimate and plan, with the CUDA kernels on an emulated device, for tensors of the CPU.
+
+#include <torch/csrc/stable/library.h>
+
+#include "common/plan_verification_ops.h"
+#include "cuda/plan_verification.h"
+#include "workspace.h"
+
+namespace {
+
+using specdec_ops::Checks;
+using specdec_ops::PlanVerificationParams;
+using specdec_ops::Tensor;
+
+struct Backend {
+  static constexpr bool kValuesOnHost = false;
+
+  static Checks checks(const char* op, const Tensor& first) { return Checks(op, first); }
+
+  /// Calls launch(memory, stream) and runs what it has launched.
+  template <class Launch>
+  static void run(const Checks& checks, int64_t workspace_size, const Launch& launch) {
+    emulation::Workspace workspace(static_cast<size_t>(workspace_size));
+    const cudaError_t error = launch(workspace.begin(), cudaStream_t{});
+    checks.require(error == cudaSuccess, "CUDA error ", static_cast<int>(error));
+    emulation::synchronize();
+    checks.require(workspace.is_intact(), "something was written past the workspace");
+  }
+
+  static void plan_verification(const Checks& checks, const PlanVerificationParams& params, const Tensor&) {
+    using namespace specdec_ops::cuda;
+    run(checks, plan_verification_workspace_size(params),
+        [&](void* memory, cudaStream_t stream) { return launch_plan_verification(params, memory, stream); });
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_ops_emulated_gpu, CPU, m) {
+  m.impl("plan_verification", TORCH_BOX(&specdec_ops::plan_verification<Backend>));
+}
