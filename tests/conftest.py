@@ -36,6 +36,7 @@ EMULATED_TESTS = (
     "test_bonus_token_ids",
     "test_plan_verification",
     "test_random_numbers",
+    "test_row_statistics",
     "test_sample",
     "test_sample_recovered",
     "test_verify_chain",

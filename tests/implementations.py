@@ -24,7 +24,7 @@ TIERS = ("scalar", "avx2", "avx512")
 DEVICE = "cuda"
 #: The kernels of that device for the chain ops, compiled for an emulated one (tests/gpu_emulation).
 EMULATED = "emulated-gpu"
-EMULATED_OPS = ("verify_chain", "sample", "sample_recovered", "plan_verification")
+EMULATED_OPS = ("verify_chain", "sample", "sample_recovered", "plan_verification", "row_statistics")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import margins
 import pytest
 import random_chains
 import specdec_ops
+import test_row_statistics
 import torch
 
 EMULATED = implementations.Implementation(implementations.EMULATED)
@@ -127,3 +128,15 @@ def test_totals_of_any_value_lead_nowhere_in_a_plan(seeds: Seeds) -> None:
             budget=torch.tensor(choice.choice(numbers)),
             step_costs=torch.ones(30),
         )
+
+
+def test_row_statistics_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        arguments = test_row_statistics.random_arguments(seed)
+        assert_same_bits("row_statistics", arguments, seed, f"seed {seed}")
+
+
+def test_row_indices_of_any_value_are_no_rows() -> None:
+    logits, indices = torch.zeros(2, 300), torch.tensor([2, -7, 2**40, 1])
+    out = EMULATED.row_statistics(logits, draft_logits=torch.zeros(4, 300), row_indices=indices)
+    assert out.entropy.isnan().tolist() == out.accept_prob.isnan().tolist() == [True, True, True, False]

@@ -3,7 +3,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/plan_verification_ops.h"
+#include "common/row_statistics_ops.h"
 #include "cuda/plan_verification.h"
+#include "cuda/row_statistics.h"
 #include "cuda/stream.h"
 
 namespace specdec_ops::cuda {
@@ -14,12 +16,22 @@ struct Backend {
 
   static Checks checks(const char* op, const Tensor& first) { return Checks(op, first); }
 
-  static void plan_verification(const Checks& checks, const PlanVerificationParams& params,
-                                const Tensor& beside) {
+  /// Calls launch(params, memory, stream).
+  template <class Params, class Launch>
+  static void run(const Checks& checks, const Tensor& beside, const Params& params, int64_t workspace_size,
+                  const Launch& launch) {
     const DeviceScope scope(beside);
     // Freed on return: torch's allocator gives it only to what runs later on the same stream.
-    Tensor workspace = empty_beside(beside, {plan_verification_workspace_size(params)}, ScalarType::Byte);
-    check(launch_plan_verification(params, workspace.mutable_data_ptr(), scope.stream()), checks.op());
+    Tensor workspace = empty_beside(beside, {workspace_size}, ScalarType::Byte);
+    check(launch(params, workspace.mutable_data_ptr(), scope.stream()), checks.op());
+  }
+
+  static void plan_verification(const Checks& checks, const PlanVerificationParams& params,
+                                const Tensor& beside) {
+    run(checks, beside, params, plan_verification_workspace_size(params), launch_plan_verification);
+  }
+  static void row_statistics(const Checks& checks, const RowStatisticsParams& params, const Tensor& beside) {
+    run(checks, beside, params, row_statistics_workspace_size(params), launch_row_statistics);
   }
 };
 
@@ -29,4 +41,5 @@ struct Backend {
 STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CUDA, m) {
   using specdec_ops::cuda::Backend;
   m.impl("plan_verification", TORCH_BOX(&specdec_ops::plan_verification<Backend>));
+  m.impl("row_statistics", TORCH_BOX(&specdec_ops::row_statistics<Backend>));
 }

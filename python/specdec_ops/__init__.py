@@ -47,6 +47,7 @@ from specdec_ops.ops.prepare_padded_draft_inputs import (
     prepare_padded_draft_inputs_,
 )
 from specdec_ops.ops.prepare_positions_and_seq_lens import prepare_positions_and_seq_lens_
+from specdec_ops.ops.row_statistics import RowStatisticsOutput, row_statistics
 from specdec_ops.ops.sample import SampleOutput, sample
 from specdec_ops.ops.sample_recovered import SampleRecoveredOutput, sample_recovered
 from specdec_ops.ops.sample_recovered_probs import sample_recovered_probs, sample_recovered_probs_
@@ -74,6 +75,7 @@ __all__ = [
     "PlanVerificationOutput",
     "PrepareNextTokensOutput",
     "PreparePaddedDraftInputsOutput",
+    "RowStatisticsOutput",
     "SampleOutput",
     "SampleRecoveredOutput",
     "Status",
@@ -102,6 +104,7 @@ __all__ = [
     "prepare_padded_draft_inputs",
     "prepare_padded_draft_inputs_",
     "prepare_positions_and_seq_lens_",
+    "row_statistics",
     "sample",
     "sample_recovered",
     "sample_recovered_probs",

@@ -24,6 +24,7 @@ from specdec_ops.ops.plan_verification import plan_verification
 from specdec_ops.ops.prepare_next_tokens import prepare_next_tokens
 from specdec_ops.ops.prepare_padded_draft_inputs import prepare_padded_draft_inputs
 from specdec_ops.ops.prepare_positions_and_seq_lens import prepare_positions_and_seq_lens_
+from specdec_ops.ops.row_statistics import row_statistics
 from specdec_ops.ops.sample import sample
 from specdec_ops.ops.sample_recovered import sample_recovered
 from specdec_ops.ops.sample_recovered_probs import sample_recovered_probs
@@ -547,6 +548,18 @@ def _plan_verification_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[
         }
 
 
+def _row_statistics_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    logits = inputs.logits(inputs.num_tokens)
+    ways: list[tuple[int, Arguments]] = [(inputs.batch, {"row_indices": inputs.request_indices()})]
+    if inputs.token_dtype == torch.int64:  # Without indices there are no integers to tell apart.
+        ways.append((inputs.num_tokens, {"vocab_size": inputs.vocab_size}))
+    for num_rows, chosen in ways:
+        pair = {"draft_logits": inputs.logits(num_rows)}
+        own_temperature = {"draft_temperature": inputs.float32(num_rows)}
+        for law in ({}, pair, pair | own_temperature) if inputs.with_options else ({}, pair):
+            yield {"logits": logits, "temperature": inputs.float32(num_rows), **law, **chosen}
+
+
 _Calls = Callable[[_Inputs, Sequence[str]], Iterator[Arguments]]
 #: The keyword arguments of each call that warms an op up. The form of an op that returns its outputs stands
 #: for the one that writes into the caller's buffers: both are one kernel.
@@ -556,6 +569,7 @@ _OPS_ON_ROWS: dict[Callable[..., Any], _Calls] = {
     sample: _sample_calls,
     sample_recovered: _sample_recovered_calls,
     sample_recovered_probs: _sample_recovered_probs_calls,
+    row_statistics: _row_statistics_calls,
 }
 #: Those whose kernels do not depend on the dtype of the logits.
 _OPS_ON_IDS: dict[Callable[..., Any], _Calls] = {

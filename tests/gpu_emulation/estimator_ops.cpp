@@ -3,13 +3,15 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/plan_verification_ops.h"
+#include "common/row_statistics_ops.h"
 #include "cuda/plan_verification.h"
+#include "cuda/row_statistics.h"
 #include "workspace.h"
 
 namespace {
 
+using namespace specdec_ops::cuda;
 using specdec_ops::Checks;
-using specdec_ops::PlanVerificationParams;
 using specdec_ops::Tensor;
 
 struct Backend {
@@ -17,20 +19,23 @@ struct Backend {
 
   static Checks checks(const char* op, const Tensor& first) { return Checks(op, first); }
 
-  /// Calls launch(memory, stream) and runs what it has launched.
-  template <class Launch>
-  static void run(const Checks& checks, int64_t workspace_size, const Launch& launch) {
+  /// Calls launch(params, memory, stream) and runs what it has launched.
+  template <class Params, class Launch>
+  static void run(const Checks& checks, const Params& params, int64_t workspace_size, const Launch& launch) {
     emulation::Workspace workspace(static_cast<size_t>(workspace_size));
-    const cudaError_t error = launch(workspace.begin(), cudaStream_t{});
+    const cudaError_t error = launch(params, workspace.begin(), cudaStream_t{});
     checks.require(error == cudaSuccess, "CUDA error ", static_cast<int>(error));
     emulation::synchronize();
     checks.require(workspace.is_intact(), "something was written past the workspace");
   }
 
-  static void plan_verification(const Checks& checks, const PlanVerificationParams& params, const Tensor&) {
-    using namespace specdec_ops::cuda;
-    run(checks, plan_verification_workspace_size(params),
-        [&](void* memory, cudaStream_t stream) { return launch_plan_verification(params, memory, stream); });
+  static void plan_verification(const Checks& checks, const specdec_ops::PlanVerificationParams& params,
+                                const Tensor&) {
+    run(checks, params, plan_verification_workspace_size(params), launch_plan_verification);
+  }
+  static void row_statistics(const Checks& checks, const specdec_ops::RowStatisticsParams& params,
+                             const Tensor&) {
+    run(checks, params, row_statistics_workspace_size(params), launch_row_statistics);
   }
 };
 
@@ -38,4 +43,5 @@ struct Backend {
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_ops_emulated_gpu, CPU, m) {
   m.impl("plan_verification", TORCH_BOX(&specdec_ops::plan_verification<Backend>));
+  m.impl("row_statistics", TORCH_BOX(&specdec_ops::row_statistics<Backend>));
 }

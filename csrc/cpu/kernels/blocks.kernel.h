@@ -254,7 +254,7 @@ double chunk_sums(const float* weights, int rows, double* sums) {
 }
 
 /// The first element whose prefix exceeds `draw`; if rounding leaves none, the last with weight.
-int pick_in_block(const float* weights, int rows, double draw) {
+[[maybe_unused]] int pick_in_block(const float* weights, int rows, double draw) {
   double sums[kBlockSize / kChunkSize];
   chunk_sums(weights, rows, sums);
   const int n = rows * kNumLanes;
