@@ -39,6 +39,7 @@ EMULATED_TESTS = (
     "test_row_statistics",
     "test_sample",
     "test_sample_recovered",
+    "test_token_logprobs",
     "test_verify_chain",
 )
 

@@ -24,7 +24,14 @@ TIERS = ("scalar", "avx2", "avx512")
 DEVICE = "cuda"
 #: The kernels of that device for the chain ops, compiled for an emulated one (tests/gpu_emulation).
 EMULATED = "emulated-gpu"
-EMULATED_OPS = ("verify_chain", "sample", "sample_recovered", "plan_verification", "row_statistics")
+EMULATED_OPS = (
+    "verify_chain",
+    "sample",
+    "sample_recovered",
+    "plan_verification",
+    "row_statistics",
+    "token_logprobs",
+)
 
 
 @dataclass(frozen=True)

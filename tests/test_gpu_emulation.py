@@ -13,6 +13,7 @@ import pytest
 import random_chains
 import specdec_ops
 import test_row_statistics
+import test_token_logprobs
 import torch
 
 EMULATED = implementations.Implementation(implementations.EMULATED)
@@ -140,3 +141,21 @@ def test_row_indices_of_any_value_are_no_rows() -> None:
     logits, indices = torch.zeros(2, 300), torch.tensor([2, -7, 2**40, 1])
     out = EMULATED.row_statistics(logits, draft_logits=torch.zeros(4, 300), row_indices=indices)
     assert out.entropy.isnan().tolist() == out.accept_prob.isnan().tolist() == [True, True, True, False]
+
+
+def test_token_logprobs_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        arguments = test_token_logprobs.random_arguments(seed)
+        assert_same_bits("token_logprobs", arguments, seed, f"seed {seed}")
+
+
+def test_totals_of_any_value_lead_nowhere_in_emitted_rows(seeds: Seeds) -> None:
+    for seed in seeds(20):
+        choice = random.Random(seed)
+        numbers = (0, 1, 3, 7, 20, -1, 2**40, -(2**63))
+        EMULATED.token_logprobs(
+            torch.randn(9, 300),
+            torch.zeros(5, 4, dtype=torch.int64),
+            top_n=2,
+            cu_num_draft_tokens=torch.tensor([choice.choice(numbers) for _ in range(6)]),
+        )

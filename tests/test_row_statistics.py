@@ -333,6 +333,10 @@ def test_equal_rows_agree(native: Implementation) -> None:
     assert torch.all(out.total_variation == 0)
     assert torch.all(out.accept_prob > 1 - 1e-6)
     assert torch.all(out.accept_prob <= 1)
+    logits = 3 * torch.randn(300, 40, generator=inputs.generator(5))
+    out = native.row_statistics(logits, draft_logits=logits)
+    assert torch.all(out.accept_prob <= 1)
+    assert out.accept_prob.double().mean() > 1 - 1e-6
 
 
 def test_every_tier_gives_the_same_bits() -> None:

@@ -4,9 +4,11 @@
 
 #include "common/plan_verification_ops.h"
 #include "common/row_statistics_ops.h"
+#include "common/token_logprobs_ops.h"
 #include "cuda/plan_verification.h"
 #include "cuda/row_statistics.h"
 #include "cuda/stream.h"
+#include "cuda/token_logprobs.h"
 
 namespace specdec_ops::cuda {
 namespace {
@@ -33,6 +35,9 @@ struct Backend {
   static void row_statistics(const Checks& checks, const RowStatisticsParams& params, const Tensor& beside) {
     run(checks, beside, params, row_statistics_workspace_size(params), launch_row_statistics);
   }
+  static void token_logprobs(const Checks& checks, const TokenLogprobsParams& params, const Tensor& beside) {
+    run(checks, beside, params, token_logprobs_workspace_size(params), launch_token_logprobs);
+  }
 };
 
 }  // namespace
@@ -42,4 +47,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CUDA, m) {
   using specdec_ops::cuda::Backend;
   m.impl("plan_verification", TORCH_BOX(&specdec_ops::plan_verification<Backend>));
   m.impl("row_statistics", TORCH_BOX(&specdec_ops::row_statistics<Backend>));
+  m.impl("token_logprobs", TORCH_BOX(&specdec_ops::token_logprobs<Backend>));
 }

@@ -2,14 +2,11 @@
 
 #include "cuda/plan_verification.h"
 
+#include "cuda/cta.cuh"
 #include "cuda/launch.h"
-#include "cuda/warp.cuh"
 
 namespace specdec_ops::cuda {
 namespace {
-
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / kWarpSize;
 
 /// What the launches of a call hand on, each [num_drafts].
 struct PlanWorkspace {
@@ -26,14 +23,14 @@ PlanWorkspace workspace_at(void* memory, const PlanVerificationParams& params) {
 }
 
 /// A thread to a request.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     find_survivals(int64_t num_ctas, PlanVerificationParams params, PlanWorkspace workspace) {
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t thread = first_thread_task();
   for (int64_t draft = thread; params.step_costs && draft < params.drafts.num_drafts;
-       draft += num_ctas * kThreads) {
+       draft += num_ctas * kCtaThreads) {
     workspace.in_order[draft] = 0;
   }
-  for (int64_t request = thread; request < params.batch; request += num_ctas * kThreads) {
+  for (int64_t request = thread; request < params.batch; request += num_ctas * kCtaThreads) {
     const Span drafts = params.drafts.of(request);
     Survival survival;
     for (int64_t draft = drafts.begin; draft < drafts.end; ++draft) {
@@ -57,18 +54,10 @@ __device__ int64_t num_before(const int64_t* survivals, const Span& drafts, int6
   return first;
 }
 
-__device__ int64_t warp_sum(int64_t value) {
-  for (int distance = kWarpSize / 2; distance >= 1; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
-  return value;
-}
-
 /// A warp to a request.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     rank_drafts(int64_t num_ctas, PlanVerificationParams params, PlanWorkspace workspace) {
-  for (int64_t request = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index(); request < params.batch;
-       request += num_ctas * kWarps) {
+  for (int64_t request = first_warp_task(); request < params.batch; request += num_ctas * kCtaWarps) {
     const Span drafts = params.drafts.of(request);
     for (int64_t slot = 0; slot < drafts.size(); ++slot) {
       const Candidate candidate = {workspace.survivals[drafts.begin + slot], slot, request};
@@ -85,31 +74,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The sum over the threads of the CTA up to this one, and over all of them.
-struct PrefixSum {
-  int64_t inclusive, total;
-};
-__device__ PrefixSum prefix_sum(int64_t value) {
-  __shared__ int64_t sums_of_warps[kWarps];
-  int64_t sum = value;
-  for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const int64_t before = __shfl_up_sync(kAllLanes, sum, distance);
-    if (lane_index() >= distance) sum += before;
-  }
-  __syncthreads();
-  if (lane_index() == kWarpSize - 1) sums_of_warps[warp_index()] = sum;
-  __syncthreads();
-  int64_t total = 0;
-  for (int warp = 0; warp < kWarps; ++warp) {
-    if (warp == warp_index()) sum += total;
-    total += sums_of_warps[warp];
-  }
-  return {sum, total};
-}
-
 /// The smallest value that a thread of the CTA brings.
 __device__ int64_t cta_min(int64_t value) {
-  __shared__ int64_t least_of_warps[kWarps];
+  __shared__ int64_t least_of_warps[kCtaWarps];
   for (int distance = kWarpSize / 2; distance >= 1; distance /= 2) {
     const int64_t other = __shfl_xor_sync(kAllLanes, value, distance);
     value = other < value ? other : value;
@@ -117,7 +84,7 @@ __device__ int64_t cta_min(int64_t value) {
   __syncthreads();
   if (lane_index() == 0) least_of_warps[warp_index()] = value;
   __syncthreads();
-  for (int warp = 0; warp < kWarps; ++warp) {
+  for (int warp = 0; warp < kCtaWarps; ++warp) {
     value = least_of_warps[warp] < value ? least_of_warps[warp] : value;
   }
   return value;
@@ -128,10 +95,10 @@ __device__ int64_t num_worth_their_cost(const PlanVerificationParams& params, co
   const int64_t most = params.most_drafts();
   const int64_t end = most < params.drafts.num_drafts ? most : params.drafts.num_drafts;
   int64_t sum_before = 0;
-  for (int64_t begin = 0; begin < end; begin += kThreads) {
+  for (int64_t begin = 0; begin < end; begin += kCtaThreads) {
     const int64_t place = begin + threadIdx.x;
     const int64_t survival = place < end ? in_order[place] : 0;
-    const PrefixSum sum = prefix_sum(survival);
+    const CtaSum sum = cta_prefix_sum(survival);
     const int64_t survivals = sum_before + sum.inclusive;
     const bool stops =
         survival == 0 || lowers_tokens_per_cost(params, place + 1, survivals, survivals - survival);
@@ -143,11 +110,11 @@ __device__ int64_t num_worth_their_cost(const PlanVerificationParams& params, co
 }
 
 /// One CTA.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     write_plan(int64_t, PlanVerificationParams params, PlanWorkspace workspace) {
   const int64_t admitted =
       params.step_costs ? num_worth_their_cost(params, workspace.in_order) : params.most_drafts();
-  for (int64_t request = threadIdx.x; request < params.batch; request += kThreads) {
+  for (int64_t request = threadIdx.x; request < params.batch; request += kCtaThreads) {
     const Span drafts = params.drafts.of(request);
     int64_t count = 0, sum = 0;
     for (int64_t draft = drafts.begin; draft < drafts.end; ++draft) {
@@ -170,12 +137,11 @@ cudaError_t launch_plan_verification(const PlanVerificationParams& params, void*
                                      cudaStream_t stream) {
   const PlanWorkspace workspace = workspace_at(memory, params);
   const int64_t size = std::max(params.batch, params.drafts.num_drafts);
-  cudaError_t error =
-      launch(find_survivals, (size + kThreads - 1) / kThreads, kThreads, stream, params, workspace);
+  cudaError_t error = launch(find_survivals, ctas_of_threads(size), kCtaThreads, stream, params, workspace);
   if (error != cudaSuccess) return error;
-  error = launch(rank_drafts, (params.batch + kWarps - 1) / kWarps, kThreads, stream, params, workspace);
+  error = launch(rank_drafts, ctas_of_warps(params.batch), kCtaThreads, stream, params, workspace);
   if (error != cudaSuccess) return error;
-  return launch(write_plan, 1, kThreads, stream, params, workspace);
+  return launch(write_plan, 1, kCtaThreads, stream, params, workspace);
 }
 
 }  // namespace specdec_ops::cuda

@@ -4,13 +4,11 @@
 #include "cuda/row_statistics.h"
 
 #include "cuda/blocks.cuh"
+#include "cuda/cta.cuh"
 #include "cuda/launch.h"
 
 namespace specdec_ops::cuda {
 namespace {
-
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / kWarpSize;
 
 /// A row once its blocks were read.
 struct ReadRow {
@@ -109,11 +107,10 @@ __device__ BlockStatistics block_statistics(const BlockRef& block, float scale) 
 }
 
 /// A warp to a block of a row.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     read_blocks(int64_t num_ctas, RowStatisticsParams params, RowWorkspace workspace, int64_t num_tasks) {
   const int num_blocks = params.num_blocks();
-  for (int64_t task = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index(); task < num_tasks;
-       task += num_ctas * kWarps) {
+  for (int64_t task = first_warp_task(); task < num_tasks; task += num_ctas * kCtaWarps) {
     const RowTask row = row_task(params, task / num_blocks);
     if (!row.exists) continue;
     const BlockRef block = block_of(params, row.row, static_cast<int>(task % num_blocks));
@@ -143,11 +140,10 @@ __device__ int64_t argmax_of_row(const RowStatisticsParams& params, const RowRef
 }
 
 /// A warp to a row. Terms are found by the lanes and added in the order of the blocks.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     read_rows(int64_t num_ctas, RowStatisticsParams params, RowWorkspace workspace, int64_t num_rows) {
   const int num_blocks = params.num_blocks();
-  for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index(); index < num_rows;
-       index += num_ctas * kWarps) {
+  for (int64_t index = first_warp_task(); index < num_rows; index += num_ctas * kCtaWarps) {
     const RowTask task = row_task(params, index);
     const bool is_draft = index >= params.num_rows;
     if (!task.exists) {
@@ -202,11 +198,10 @@ __device__ bool is_summed(const ReadRow& target, const ReadRow& draft) {
 }
 
 /// A warp to a block of a pair.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     compare_blocks(int64_t num_ctas, RowStatisticsParams params, RowWorkspace workspace, int64_t num_tasks) {
   const int num_blocks = params.num_blocks();
-  for (int64_t task = static_cast<int64_t>(blockIdx.x) * kWarps + warp_index(); task < num_tasks;
-       task += num_ctas * kWarps) {
+  for (int64_t task = first_warp_task(); task < num_tasks; task += num_ctas * kCtaWarps) {
     const int64_t row = task / num_blocks, draft_row = params.num_rows + row;
     const int b = static_cast<int>(task % num_blocks);
     const RowTask target_task = row_task(params, row), draft_task = row_task(params, draft_row);
@@ -233,10 +228,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A thread to a pair.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCtaThreads)
     write_overlaps(int64_t num_ctas, RowStatisticsParams params, RowWorkspace workspace) {
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; row < params.num_rows;
-       row += num_ctas * kThreads) {
+  for (int64_t row = first_thread_task(); row < params.num_rows; row += num_ctas * kCtaThreads) {
     const RowTask target_task = row_task(params, row), draft_task = row_task(params, params.num_rows + row);
     if (!target_task.exists) continue;
     const ReadRow target = workspace.rows[row], draft = workspace.rows[params.num_rows + row];
@@ -276,16 +270,16 @@ int64_t row_statistics_workspace_size(const RowStatisticsParams& params) {
 cudaError_t launch_row_statistics(const RowStatisticsParams& params, void* memory, cudaStream_t stream) {
   const RowWorkspace workspace = workspace_at(memory, params);
   const int64_t rows = num_rows_read(params), blocks = params.num_blocks();
-  const auto ctas = [](int64_t warps) { return (warps + kWarps - 1) / kWarps; };
-  cudaError_t error =
-      launch(read_blocks, ctas(rows * blocks), kThreads, stream, params, workspace, rows * blocks);
+  cudaError_t error = launch(read_blocks, ctas_of_warps(rows * blocks), kCtaThreads, stream, params,
+                             workspace, rows * blocks);
   if (error != cudaSuccess) return error;
-  error = launch(read_rows, ctas(rows), kThreads, stream, params, workspace, rows);
+  error = launch(read_rows, ctas_of_warps(rows), kCtaThreads, stream, params, workspace, rows);
   if (error != cudaSuccess || !params.has_draft()) return error;
   const int64_t pairs = params.num_rows;
-  error = launch(compare_blocks, ctas(pairs * blocks), kThreads, stream, params, workspace, pairs * blocks);
+  error = launch(compare_blocks, ctas_of_warps(pairs * blocks), kCtaThreads, stream, params, workspace,
+                 pairs * blocks);
   if (error != cudaSuccess) return error;
-  return launch(write_overlaps, (pairs + kThreads - 1) / kThreads, kThreads, stream, params, workspace);
+  return launch(write_overlaps, ctas_of_threads(pairs), kCtaThreads, stream, params, workspace);
 }
 
 }  // namespace specdec_ops::cuda

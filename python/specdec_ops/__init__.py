@@ -51,6 +51,7 @@ from specdec_ops.ops.row_statistics import RowStatisticsOutput, row_statistics
 from specdec_ops.ops.sample import SampleOutput, sample
 from specdec_ops.ops.sample_recovered import SampleRecoveredOutput, sample_recovered
 from specdec_ops.ops.sample_recovered_probs import sample_recovered_probs, sample_recovered_probs_
+from specdec_ops.ops.token_logprobs import TokenLogprobsOutput, token_logprobs
 from specdec_ops.ops.update_num_computed_tokens import update_num_computed_tokens_
 from specdec_ops.ops.update_request_state import update_request_state_
 from specdec_ops.ops.verify_argmax import verify_argmax, verify_argmax_
@@ -79,6 +80,7 @@ __all__ = [
     "SampleOutput",
     "SampleRecoveredOutput",
     "Status",
+    "TokenLogprobsOutput",
     "VerifyChainOutput",
     "WarmupReport",
     "advance_draft_step_",
@@ -110,6 +112,7 @@ __all__ = [
     "sample_recovered_probs",
     "sample_recovered_probs_",
     "show_config",
+    "token_logprobs",
     "update_num_computed_tokens_",
     "update_request_state_",
     "verify_argmax",

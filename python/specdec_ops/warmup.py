@@ -28,6 +28,7 @@ from specdec_ops.ops.row_statistics import row_statistics
 from specdec_ops.ops.sample import sample
 from specdec_ops.ops.sample_recovered import sample_recovered
 from specdec_ops.ops.sample_recovered_probs import sample_recovered_probs
+from specdec_ops.ops.token_logprobs import token_logprobs
 from specdec_ops.ops.update_num_computed_tokens import update_num_computed_tokens_
 from specdec_ops.ops.update_request_state import update_request_state_
 from specdec_ops.ops.verify_argmax import verify_argmax
@@ -560,6 +561,19 @@ def _row_statistics_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arg
             yield {"logits": logits, "temperature": inputs.float32(num_rows), **law, **chosen}
 
 
+def _token_logprobs_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    batch, rows = inputs.batch, inputs.num_tokens
+    given = {"token_ids": inputs.ids(rows), "temperature": inputs.float32(rows)}
+    verified = {
+        "token_ids": inputs.ids(batch, inputs.num_slots + 1),
+        "temperature": inputs.float32(batch),
+        "cu_num_draft_tokens": inputs.totals(inputs.num_slots),
+    }
+    for tokens in (given, verified):
+        for chosen in _none_each_all({"top_n": 2, "vocab_size": inputs.vocab_size}, inputs):
+            yield {"logits": inputs.logits(rows), **tokens, **chosen}
+
+
 _Calls = Callable[[_Inputs, Sequence[str]], Iterator[Arguments]]
 #: The keyword arguments of each call that warms an op up. The form of an op that returns its outputs stands
 #: for the one that writes into the caller's buffers: both are one kernel.
@@ -570,6 +584,7 @@ _OPS_ON_ROWS: dict[Callable[..., Any], _Calls] = {
     sample_recovered: _sample_recovered_calls,
     sample_recovered_probs: _sample_recovered_probs_calls,
     row_statistics: _row_statistics_calls,
+    token_logprobs: _token_logprobs_calls,
 }
 #: Those whose kernels do not depend on the dtype of the logits.
 _OPS_ON_IDS: dict[Callable[..., Any], _Calls] = {

@@ -4,8 +4,10 @@
 
 #include "common/plan_verification_ops.h"
 #include "common/row_statistics_ops.h"
+#include "common/token_logprobs_ops.h"
 #include "cuda/plan_verification.h"
 #include "cuda/row_statistics.h"
+#include "cuda/token_logprobs.h"
 #include "workspace.h"
 
 namespace {
@@ -37,6 +39,10 @@ struct Backend {
                              const Tensor&) {
     run(checks, params, row_statistics_workspace_size(params), launch_row_statistics);
   }
+  static void token_logprobs(const Checks& checks, const specdec_ops::TokenLogprobsParams& params,
+                             const Tensor&) {
+    run(checks, params, token_logprobs_workspace_size(params), launch_token_logprobs);
+  }
 };
 
 }  // namespace
@@ -44,4 +50,5 @@ struct Backend {
 STABLE_TORCH_LIBRARY_IMPL(specdec_ops_emulated_gpu, CPU, m) {
   m.impl("plan_verification", TORCH_BOX(&specdec_ops::plan_verification<Backend>));
   m.impl("row_statistics", TORCH_BOX(&specdec_ops::row_statistics<Backend>));
+  m.impl("token_logprobs", TORCH_BOX(&specdec_ops::token_logprobs<Backend>));
 }
