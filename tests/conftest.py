@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 #: Tests of ops that are quick enough for an emulated GPU.
 EMULATED_TESTS = (
     "test_bonus_token_ids",
+    "test_draft_vocabulary",
     "test_plan_verification",
     "test_random_numbers",
     "test_row_statistics",

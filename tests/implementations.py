@@ -31,6 +31,8 @@ EMULATED_OPS = (
     "plan_verification",
     "row_statistics",
     "token_logprobs",
+    "map_draft_tokens",
+    "expand_draft_logits_",
 )
 
 
@@ -48,14 +50,18 @@ class Implementation:
         public = getattr(specdec_ops, function)
         if self.name == DEVICE:
             return _served_by_device(public)
-        if self.name == EMULATED and function in EMULATED_OPS:
-            return _served_by(public, emulated_op(function))
+        if self.name == EMULATED and (op := _name_of_op(public)) in EMULATED_OPS:
+            return _served_by(public, emulated_op(op))
         return public if self.is_native else _served_by_reference(public)
 
 
+def _name_of_op(function: Op) -> str:
+    """Of the op behind a public function."""
+    return str(function.__globals__["_op"]._schema.name.partition("::")[2])
+
+
 def _served_by_reference(function: Op) -> Op:
-    op = function.__globals__["_op"]
-    return _served_by(function, REFERENCES[op._schema.name.partition("::")[2]])
+    return _served_by(function, REFERENCES[_name_of_op(function)])
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import margins
 import pytest
 import random_chains
 import specdec_ops
+import test_draft_vocabulary
 import test_row_statistics
 import test_token_logprobs
 import torch
@@ -159,3 +160,17 @@ def test_totals_of_any_value_lead_nowhere_in_emitted_rows(seeds: Seeds) -> None:
             top_n=2,
             cu_num_draft_tokens=torch.tensor([choice.choice(numbers) for _ in range(6)]),
         )
+
+
+def test_expand_draft_logits_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(40):
+        here, there = (test_draft_vocabulary.random_arguments(seed) for _ in range(2))
+        specdec_ops.expand_draft_logits_(**here)
+        EMULATED.expand_draft_logits_(**there)
+        assert margins.same_bits(here["expanded"], there["expanded"]), seed
+
+
+def test_draft_ids_that_lead_nowhere_are_left_out() -> None:
+    d2t = torch.tensor([1, 5, -1, 2**40, -(2**63)])
+    rows = EMULATED.expand_draft_logits(torch.zeros(1, 5), d2t, 3)
+    assert rows.tolist() == [[-random_chains.INF, 0.0, -random_chains.INF]]

@@ -2,9 +2,11 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include "common/draft_vocabulary_ops.h"
 #include "common/plan_verification_ops.h"
 #include "common/row_statistics_ops.h"
 #include "common/token_logprobs_ops.h"
+#include "cuda/draft_vocabulary.h"
 #include "cuda/plan_verification.h"
 #include "cuda/row_statistics.h"
 #include "cuda/stream.h"
@@ -38,6 +40,17 @@ struct Backend {
   static void token_logprobs(const Checks& checks, const TokenLogprobsParams& params, const Tensor& beside) {
     run(checks, beside, params, token_logprobs_workspace_size(params), launch_token_logprobs);
   }
+  static void map_draft_tokens(const Checks& checks, const MapDraftTokens& map, const Tensor& beside) {
+    const DeviceScope scope(beside);
+    check(launch_map_draft_tokens(map, scope.stream()), checks.op());
+  }
+  static void expand_draft_logits(const Checks& checks, const ExpandDraftLogits& expand, DType expanded_dtype,
+                                  const Tensor& beside) {
+    run(checks, beside, expand, expand_draft_logits_workspace_size(expand),
+        [&](const ExpandDraftLogits& params, void* memory, cudaStream_t stream) {
+          return launch_expand_draft_logits(params, expanded_dtype, memory, stream);
+        });
+  }
 };
 
 }  // namespace
@@ -48,4 +61,6 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CUDA, m) {
   m.impl("plan_verification", TORCH_BOX(&specdec_ops::plan_verification<Backend>));
   m.impl("row_statistics", TORCH_BOX(&specdec_ops::row_statistics<Backend>));
   m.impl("token_logprobs", TORCH_BOX(&specdec_ops::token_logprobs<Backend>));
+  m.impl("map_draft_tokens", TORCH_BOX(&specdec_ops::map_draft_tokens<Backend>));
+  m.impl("expand_draft_logits_", TORCH_BOX(&specdec_ops::expand_draft_logits_<Backend>));
 }

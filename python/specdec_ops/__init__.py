@@ -24,6 +24,7 @@ from specdec_ops.ops.expand_draft_inputs import (
     expand_draft_inputs,
     expand_draft_inputs_,
 )
+from specdec_ops.ops.expand_draft_logits import expand_draft_logits, expand_draft_logits_
 from specdec_ops.ops.expand_request_indices import (
     ExpandRequestIndicesOutput,
     expand_request_indices,
@@ -35,6 +36,7 @@ from specdec_ops.ops.gather_draft_tokens import (
     gather_draft_tokens,
     gather_draft_tokens_,
 )
+from specdec_ops.ops.map_draft_tokens import map_draft_tokens
 from specdec_ops.ops.plan_verification import PlanVerificationOutput, plan_verification
 from specdec_ops.ops.prepare_next_tokens import (
     PrepareNextTokensOutput,
@@ -94,12 +96,15 @@ __all__ = [
     "expand_dflash_inputs_",
     "expand_draft_inputs",
     "expand_draft_inputs_",
+    "expand_draft_logits",
+    "expand_draft_logits_",
     "expand_request_indices",
     "expand_request_indices_",
     "expand_to_drafts",
     "expand_to_drafts_",
     "gather_draft_tokens",
     "gather_draft_tokens_",
+    "map_draft_tokens",
     "plan_verification",
     "prepare_next_tokens",
     "prepare_next_tokens_",

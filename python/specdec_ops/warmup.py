@@ -17,9 +17,11 @@ from specdec_ops.ops.count_accepted import count_accepted
 from specdec_ops.ops.count_emitted_and_rejected import count_emitted_and_rejected
 from specdec_ops.ops.expand_dflash_inputs import expand_dflash_inputs
 from specdec_ops.ops.expand_draft_inputs import expand_draft_inputs
+from specdec_ops.ops.expand_draft_logits import expand_draft_logits
 from specdec_ops.ops.expand_request_indices import expand_request_indices
 from specdec_ops.ops.expand_to_drafts import expand_to_drafts
 from specdec_ops.ops.gather_draft_tokens import gather_draft_tokens
+from specdec_ops.ops.map_draft_tokens import map_draft_tokens
 from specdec_ops.ops.plan_verification import plan_verification
 from specdec_ops.ops.prepare_next_tokens import prepare_next_tokens
 from specdec_ops.ops.prepare_padded_draft_inputs import prepare_padded_draft_inputs
@@ -574,6 +576,26 @@ def _token_logprobs_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arg
             yield {"logits": inputs.logits(rows), **tokens, **chosen}
 
 
+def _draft_vocabulary(inputs: _Inputs) -> Iterator[Arguments]:
+    """A drafter that knows every id."""
+    yield {"d2t": torch.arange(inputs.vocab_size, device=inputs.device).to(inputs.token_dtype)}
+    if inputs.with_options:
+        yield {"d2t": inputs.ids(inputs.vocab_size), "offsets": True}
+
+
+def _map_draft_tokens_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    for vocabulary in _draft_vocabulary(inputs):
+        yield {"draft_token_ids": inputs.ids(inputs.num_drafts), **vocabulary}
+
+
+def _expand_draft_logits_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    rows = {"draft_logits": inputs.logits(inputs.num_drafts), "vocab_size": inputs.vocab_size}
+    options = {"temperature": inputs.float32(inputs.num_drafts), "dtype": torch.float32}
+    for vocabulary in _draft_vocabulary(inputs):
+        for chosen in _none_each_all(options, inputs):
+            yield {**rows, **vocabulary, **chosen}
+
+
 _Calls = Callable[[_Inputs, Sequence[str]], Iterator[Arguments]]
 #: The keyword arguments of each call that warms an op up. The form of an op that returns its outputs stands
 #: for the one that writes into the caller's buffers: both are one kernel.
@@ -585,12 +607,14 @@ _OPS_ON_ROWS: dict[Callable[..., Any], _Calls] = {
     sample_recovered_probs: _sample_recovered_probs_calls,
     row_statistics: _row_statistics_calls,
     token_logprobs: _token_logprobs_calls,
+    expand_draft_logits: _expand_draft_logits_calls,
 }
 #: Those whose kernels do not depend on the dtype of the logits.
 _OPS_ON_IDS: dict[Callable[..., Any], _Calls] = {
     verify_argmax: _verify_argmax_calls,
     count_accepted: _count_accepted_calls,
     plan_verification: _plan_verification_calls,
+    map_draft_tokens: _map_draft_tokens_calls,
     expand_to_drafts: _expand_to_drafts_calls,
     prepare_next_tokens: _prepare_next_tokens_calls,
     prepare_padded_draft_inputs: _prepare_padded_draft_inputs_calls,

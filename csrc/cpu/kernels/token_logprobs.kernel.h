@@ -37,10 +37,10 @@ struct Listing {
   void offer_block(const T* x, int n, int64_t begin) {
     constexpr uint32_t kAll = F32::kLanes == 32 ? ~0u : (1u << F32::kLanes) - 1;
     for (int i = 0; i < n;) {
-      const float least = logit_of_key(floor());
-      if (least == least && i + F32::kLanes <= n) {
-        // Ids come in rising order: one with the logit of the last in the list comes too late.
-        const F32 values = load(x + i), floors = set1(least);
+      if (i + F32::kLanes <= n) {
+        // Ids come in rising order: one with the logit of the last in the list comes too late. Nothing is
+        // skipped while that is NaN.
+        const F32 values = load(x + i), floors = set1(logit_of_key(floor()));
         if (equal_mask(max(values, floors), floors) == kAll) {
           i += F32::kLanes;
           continue;
