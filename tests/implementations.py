@@ -33,6 +33,7 @@ EMULATED_OPS = (
     "token_logprobs",
     "map_draft_tokens",
     "expand_draft_logits_",
+    "apply_logit_processors_",
 )
 
 

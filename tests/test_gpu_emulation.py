@@ -13,6 +13,7 @@ import pytest
 import random_chains
 import specdec_ops
 import test_draft_vocabulary
+import test_logit_processors
 import test_row_statistics
 import test_token_logprobs
 import torch
@@ -174,3 +175,28 @@ def test_draft_ids_that_lead_nowhere_are_left_out() -> None:
     d2t = torch.tensor([1, 5, -1, 2**40, -(2**63)])
     rows = EMULATED.expand_draft_logits(torch.zeros(1, 5), d2t, 3)
     assert rows.tolist() == [[-random_chains.INF, 0.0, -random_chains.INF]]
+
+
+def test_logit_processors_have_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        here, there = (test_logit_processors.random_arguments(seed) for _ in range(2))
+        specdec_ops.apply_logit_processors_(**here)
+        EMULATED.apply_logit_processors_(**there)
+        assert margins.same_bits(here["logits"], there["logits"]), seed
+
+
+def test_totals_and_lengths_of_any_value_lead_nowhere_in_logit_processors(seeds: Seeds) -> None:
+    for seed in seeds(40):
+        choice = random.Random(seed)
+        numbers = (0, 1, 3, 7, 20, -1, 2**40, -(2**62))
+        arguments = test_logit_processors.random_arguments(seed)
+        for name in ("cu_num_draft_tokens", "prompt_lens", "output_lens", "min_tokens"):
+            if name in arguments:
+                arguments[name] = torch.tensor([choice.choice(numbers) for _ in arguments[name]])
+        # Rows in the middle of a buffer, beside which nothing may change.
+        buffer = torch.full((len(arguments["logits"]) + 40, 400), 7.0)
+        rows, columns = arguments["logits"].shape
+        arguments["logits"] = buffer[20 : 20 + rows, 50 : 50 + columns]
+        EMULATED.apply_logit_processors_(**arguments)
+        buffer[20 : 20 + rows, 50 : 50 + columns] = 7.0
+        assert buffer.eq(7.0).all(), seed

@@ -1,12 +1,14 @@
-// The ops that estimate and plan.
+// The ops around verification: what comes before it, and what is reported of it.
 
 #include <torch/csrc/stable/library.h>
 
 #include "common/draft_vocabulary_ops.h"
+#include "common/logit_processors_ops.h"
 #include "common/plan_verification_ops.h"
 #include "common/row_statistics_ops.h"
 #include "common/token_logprobs_ops.h"
 #include "cuda/draft_vocabulary.h"
+#include "cuda/logit_processors.h"
 #include "cuda/plan_verification.h"
 #include "cuda/row_statistics.h"
 #include "cuda/stream.h"
@@ -40,6 +42,10 @@ struct Backend {
   static void token_logprobs(const Checks& checks, const TokenLogprobsParams& params, const Tensor& beside) {
     run(checks, beside, params, token_logprobs_workspace_size(params), launch_token_logprobs);
   }
+  static void apply_logit_processors(const Checks& checks, const LogitProcessors& apply,
+                                     const Tensor& beside) {
+    run(checks, beside, apply, logit_processors_workspace_size(apply), launch_logit_processors);
+  }
   static void map_draft_tokens(const Checks& checks, const MapDraftTokens& map, const Tensor& beside) {
     const DeviceScope scope(beside);
     check(launch_map_draft_tokens(map, scope.stream()), checks.op());
@@ -63,4 +69,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_ops, CUDA, m) {
   m.impl("token_logprobs", TORCH_BOX(&specdec_ops::token_logprobs<Backend>));
   m.impl("map_draft_tokens", TORCH_BOX(&specdec_ops::map_draft_tokens<Backend>));
   m.impl("expand_draft_logits_", TORCH_BOX(&specdec_ops::expand_draft_logits_<Backend>));
+  m.impl("apply_logit_processors_", TORCH_BOX(&specdec_ops::apply_logit_processors_<Backend>));
 }

@@ -6,6 +6,7 @@ from specdec_ops.config import show_config
 from specdec_ops.host_copy import HostCopy, HostCopyHandle
 from specdec_ops.metrics import AcceptanceMetrics, AcceptanceSnapshot
 from specdec_ops.ops.advance_draft_step import advance_draft_step_
+from specdec_ops.ops.apply_logit_processors import apply_logit_processors_
 from specdec_ops.ops.combine_sampled_and_draft_tokens import combine_sampled_and_draft_tokens_
 from specdec_ops.ops.compute_slot_mapping import compute_slot_mapping, compute_slot_mapping_
 from specdec_ops.ops.count_accepted import CountAcceptedOutput, count_accepted
@@ -86,6 +87,7 @@ __all__ = [
     "VerifyChainOutput",
     "WarmupReport",
     "advance_draft_step_",
+    "apply_logit_processors_",
     "combine_sampled_and_draft_tokens_",
     "compute_slot_mapping",
     "compute_slot_mapping_",

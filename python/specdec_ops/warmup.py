@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_ops.ops.advance_draft_step import advance_draft_step_
+from specdec_ops.ops.apply_logit_processors import apply_logit_processors_
 from specdec_ops.ops.combine_sampled_and_draft_tokens import combine_sampled_and_draft_tokens_
 from specdec_ops.ops.compute_slot_mapping import compute_slot_mapping
 from specdec_ops.ops.count_accepted import count_accepted
@@ -596,6 +597,38 @@ def _expand_draft_logits_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterato
             yield {**rows, **vocabulary, **chosen}
 
 
+def _apply_logit_processors_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    batch, rows = inputs.batch, inputs.num_tokens
+    ids, lens = inputs.ids(batch, 2), inputs.ids(batch) + 1
+    one = inputs.float32(batch)
+    words = torch.full((rows, (inputs.vocab_size + 31) // 32), -1, dtype=torch.int32, device=inputs.device)
+    groups: tuple[Arguments, ...] = (
+        {"logit_bias_ids": ids, "logit_bias": inputs.float32(batch, 2)},
+        {"repetition_penalty": one, "frequency_penalty": one, "presence_penalty": one},
+        {"allowed_token_ids": ids},
+        {"grammar_bitmask": words},
+        {"min_tokens": lens, "stop_token_ids": ids},
+        {"bad_words": inputs.ids(batch, 1, 2)},
+    )
+    history = {
+        "prompt_token_ids": ids,
+        "prompt_lens": lens,
+        "output_token_ids": ids,
+        "output_lens": lens,
+        "vocab_size": inputs.vocab_size,
+    }
+    drafts = {
+        "draft_token_ids": inputs.ids(inputs.num_drafts),
+        "cu_num_draft_tokens": inputs.totals(inputs.num_slots),
+    }
+    everything = {name: value for group in groups for name, value in group.items()}
+    yield {"logits": inputs.logits(rows), **drafts, **history, **everything}
+    if inputs.with_options:
+        for group in groups:
+            yield {"logits": inputs.logits(rows), **drafts, **history, **group}
+        yield {"logits": inputs.logits(batch), "allowed_token_ids": ids}
+
+
 _Calls = Callable[[_Inputs, Sequence[str]], Iterator[Arguments]]
 #: The keyword arguments of each call that warms an op up. The form of an op that returns its outputs stands
 #: for the one that writes into the caller's buffers: both are one kernel.
@@ -607,6 +640,7 @@ _OPS_ON_ROWS: dict[Callable[..., Any], _Calls] = {
     sample_recovered_probs: _sample_recovered_probs_calls,
     row_statistics: _row_statistics_calls,
     token_logprobs: _token_logprobs_calls,
+    apply_logit_processors_: _apply_logit_processors_calls,
     expand_draft_logits: _expand_draft_logits_calls,
 }
 #: Those whose kernels do not depend on the dtype of the logits.

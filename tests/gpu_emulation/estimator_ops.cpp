@@ -1,12 +1,14 @@
-// The ops that estimate and plan, with the CUDA kernels on an emulated device, for tensors of the CPU.
+// The ops around verification, with the CUDA kernels on an emulated device, for tensors of the CPU.
 
 #include <torch/csrc/stable/library.h>
 
 #include "common/draft_vocabulary_ops.h"
+#include "common/logit_processors_ops.h"
 #include "common/plan_verification_ops.h"
 #include "common/row_statistics_ops.h"
 #include "common/token_logprobs_ops.h"
 #include "cuda/draft_vocabulary.h"
+#include "cuda/logit_processors.h"
 #include "cuda/plan_verification.h"
 #include "cuda/row_statistics.h"
 #include "cuda/token_logprobs.h"
@@ -45,6 +47,10 @@ struct Backend {
                              const Tensor&) {
     run(checks, params, token_logprobs_workspace_size(params), launch_token_logprobs);
   }
+  static void apply_logit_processors(const Checks& checks, const specdec_ops::LogitProcessors& apply,
+                                     const Tensor&) {
+    run(checks, apply, logit_processors_workspace_size(apply), launch_logit_processors);
+  }
   static void map_draft_tokens(const Checks& checks, const specdec_ops::MapDraftTokens& map, const Tensor&) {
     run(checks, map, 0, [](const specdec_ops::MapDraftTokens& params, void*, cudaStream_t stream) {
       return launch_map_draft_tokens(params, stream);
@@ -67,4 +73,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_ops_emulated_gpu, CPU, m) {
   m.impl("token_logprobs", TORCH_BOX(&specdec_ops::token_logprobs<Backend>));
   m.impl("map_draft_tokens", TORCH_BOX(&specdec_ops::map_draft_tokens<Backend>));
   m.impl("expand_draft_logits_", TORCH_BOX(&specdec_ops::expand_draft_logits_<Backend>));
+  m.impl("apply_logit_processors_", TORCH_BOX(&specdec_ops::apply_logit_processors_<Backend>));
 }
