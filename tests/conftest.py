@@ -31,12 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "not slow"
 
 
-#: Tests of the chain ops that are quick enough for an emulated GPU.
+#: Tests of ops that are quick enough for an emulated GPU.
 EMULATED_TESTS = (
     "test_bonus_token_ids",
+    "test_draft_vocabulary",
+    "test_logit_processors",
+    "test_plan_verification",
     "test_random_numbers",
+    "test_row_statistics",
     "test_sample",
     "test_sample_recovered",
+    "test_token_logprobs",
     "test_verify_chain",
 )
 

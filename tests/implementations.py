@@ -24,7 +24,17 @@ TIERS = ("scalar", "avx2", "avx512")
 DEVICE = "cuda"
 #: The kernels of that device for the chain ops, compiled for an emulated one (tests/gpu_emulation).
 EMULATED = "emulated-gpu"
-EMULATED_OPS = ("verify_chain", "sample", "sample_recovered")
+EMULATED_OPS = (
+    "verify_chain",
+    "sample",
+    "sample_recovered",
+    "plan_verification",
+    "row_statistics",
+    "token_logprobs",
+    "map_draft_tokens",
+    "expand_draft_logits_",
+    "apply_logit_processors_",
+)
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,18 @@ class Implementation:
         public = getattr(specdec_ops, function)
         if self.name == DEVICE:
             return _served_by_device(public)
-        if self.name == EMULATED and function in EMULATED_OPS:
-            return _served_by(public, emulated_op(function))
+        if self.name == EMULATED and (op := _name_of_op(public)) in EMULATED_OPS:
+            return _served_by(public, emulated_op(op))
         return public if self.is_native else _served_by_reference(public)
 
 
+def _name_of_op(function: Op) -> str:
+    """Of the op behind a public function."""
+    return str(function.__globals__["_op"]._schema.name.partition("::")[2])
+
+
 def _served_by_reference(function: Op) -> Op:
-    op = function.__globals__["_op"]
-    return _served_by(function, REFERENCES[op._schema.name.partition("::")[2]])
+    return _served_by(function, REFERENCES[_name_of_op(function)])
 
 
 @functools.cache

@@ -12,6 +12,10 @@ import margins
 import pytest
 import random_chains
 import specdec_ops
+import test_draft_vocabulary
+import test_logit_processors
+import test_row_statistics
+import test_token_logprobs
 import torch
 
 EMULATED = implementations.Implementation(implementations.EMULATED)
@@ -100,3 +104,99 @@ def test_sample_recovered_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
     for seed in seeds(30):
         arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES)
         assert_same_bits("sample_recovered", arguments, seed, context)
+
+
+def test_plan_verification_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        choice = random.Random(seed)
+        counts = [choice.choice((0, 1, 2, 5)) for _ in range(choice.choice((1, 7, 40, 150)))]
+        probs = torch.tensor([choice.choice((0.0, 0.5, 1.0, choice.random())) for _ in range(sum(counts))])
+        arguments: inputs.Arguments = {
+            "accept_probs": probs,
+            "cu_num_draft_tokens": torch.tensor([0, *counts]).cumsum(0),
+            "budget": choice.choice((0, 3, 20, torch.tensor(10))),
+        }
+        if choice.random() < 0.6:
+            arguments["step_costs"] = torch.rand(len(counts) + choice.choice((1, 9, 300))).mul(0.1).add(1)
+        assert_same_bits("plan_verification", arguments, seed, f"seed {seed}")
+
+
+def test_totals_of_any_value_lead_nowhere_in_a_plan(seeds: Seeds) -> None:
+    for seed in seeds(20):
+        choice = random.Random(seed)
+        numbers = (0, 1, 3, 7, 20, -1, 2**40, -(2**63))
+        EMULATED.plan_verification(
+            torch.rand(7),
+            torch.tensor([choice.choice(numbers) for _ in range(6)]),
+            budget=torch.tensor(choice.choice(numbers)),
+            step_costs=torch.ones(30),
+        )
+
+
+def test_row_statistics_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        arguments = test_row_statistics.random_arguments(seed)
+        assert_same_bits("row_statistics", arguments, seed, f"seed {seed}")
+
+
+def test_row_indices_of_any_value_are_no_rows() -> None:
+    logits, indices = torch.zeros(2, 300), torch.tensor([2, -7, 2**40, 1])
+    out = EMULATED.row_statistics(logits, draft_logits=torch.zeros(4, 300), row_indices=indices)
+    assert out.entropy.isnan().tolist() == out.accept_prob.isnan().tolist() == [True, True, True, False]
+
+
+def test_token_logprobs_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        arguments = test_token_logprobs.random_arguments(seed)
+        assert_same_bits("token_logprobs", arguments, seed, f"seed {seed}")
+
+
+def test_totals_of_any_value_lead_nowhere_in_emitted_rows(seeds: Seeds) -> None:
+    for seed in seeds(20):
+        choice = random.Random(seed)
+        numbers = (0, 1, 3, 7, 20, -1, 2**40, -(2**63))
+        EMULATED.token_logprobs(
+            torch.randn(9, 300),
+            torch.zeros(5, 4, dtype=torch.int64),
+            top_n=2,
+            cu_num_draft_tokens=torch.tensor([choice.choice(numbers) for _ in range(6)]),
+        )
+
+
+def test_expand_draft_logits_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(40):
+        here, there = (test_draft_vocabulary.random_arguments(seed) for _ in range(2))
+        specdec_ops.expand_draft_logits_(**here)
+        EMULATED.expand_draft_logits_(**there)
+        assert margins.same_bits(here["expanded"], there["expanded"]), seed
+
+
+def test_draft_ids_that_lead_nowhere_are_left_out() -> None:
+    d2t = torch.tensor([1, 5, -1, 2**40, -(2**63)])
+    rows = EMULATED.expand_draft_logits(torch.zeros(1, 5), d2t, 3)
+    assert rows.tolist() == [[-random_chains.INF, 0.0, -random_chains.INF]]
+
+
+def test_logit_processors_have_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        here, there = (test_logit_processors.random_arguments(seed) for _ in range(2))
+        specdec_ops.apply_logit_processors_(**here)
+        EMULATED.apply_logit_processors_(**there)
+        assert margins.same_bits(here["logits"], there["logits"]), seed
+
+
+def test_totals_and_lengths_of_any_value_lead_nowhere_in_logit_processors(seeds: Seeds) -> None:
+    for seed in seeds(40):
+        choice = random.Random(seed)
+        numbers = (0, 1, 3, 7, 20, -1, 2**40, -(2**62))
+        arguments = test_logit_processors.random_arguments(seed)
+        for name in ("cu_num_draft_tokens", "prompt_lens", "output_lens", "min_tokens"):
+            if name in arguments:
+                arguments[name] = torch.tensor([choice.choice(numbers) for _ in arguments[name]])
+        # Rows in the middle of a buffer, beside which nothing may change.
+        buffer = torch.full((len(arguments["logits"]) + 40, 400), 7.0)
+        rows, columns = arguments["logits"].shape
+        arguments["logits"] = buffer[20 : 20 + rows, 50 : 50 + columns]
+        EMULATED.apply_logit_processors_(**arguments)
+        buffer[20 : 20 + rows, 50 : 50 + columns] = 7.0
+        assert buffer.eq(7.0).all(), seed

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import inputs
 import specdec_ops
 import test_cuda_bookkeeping as bookkeeping
+import test_cuda_rows as rows
 import torch
 
 
@@ -85,9 +86,16 @@ def run_bookkeeping() -> None:
             )
 
 
+def run_row_ops() -> None:
+    for name, random_arguments in rows.RANDOM_ARGUMENTS.items():
+        for seed in range(10):
+            rows.results(name, rows.moved(random_arguments(seed)))
+
+
 def main() -> None:
     run_chain_ops()
     run_bookkeeping()
+    run_row_ops()
     torch.cuda.synchronize()
 
 

@@ -11,21 +11,27 @@ import torch
 from torch import Tensor
 
 from specdec_ops.ops.advance_draft_step import advance_draft_step_
+from specdec_ops.ops.apply_logit_processors import apply_logit_processors_
 from specdec_ops.ops.combine_sampled_and_draft_tokens import combine_sampled_and_draft_tokens_
 from specdec_ops.ops.compute_slot_mapping import compute_slot_mapping
 from specdec_ops.ops.count_accepted import count_accepted
 from specdec_ops.ops.count_emitted_and_rejected import count_emitted_and_rejected
 from specdec_ops.ops.expand_dflash_inputs import expand_dflash_inputs
 from specdec_ops.ops.expand_draft_inputs import expand_draft_inputs
+from specdec_ops.ops.expand_draft_logits import expand_draft_logits
 from specdec_ops.ops.expand_request_indices import expand_request_indices
 from specdec_ops.ops.expand_to_drafts import expand_to_drafts
 from specdec_ops.ops.gather_draft_tokens import gather_draft_tokens
+from specdec_ops.ops.map_draft_tokens import map_draft_tokens
+from specdec_ops.ops.plan_verification import plan_verification
 from specdec_ops.ops.prepare_next_tokens import prepare_next_tokens
 from specdec_ops.ops.prepare_padded_draft_inputs import prepare_padded_draft_inputs
 from specdec_ops.ops.prepare_positions_and_seq_lens import prepare_positions_and_seq_lens_
+from specdec_ops.ops.row_statistics import row_statistics
 from specdec_ops.ops.sample import sample
 from specdec_ops.ops.sample_recovered import sample_recovered
 from specdec_ops.ops.sample_recovered_probs import sample_recovered_probs
+from specdec_ops.ops.token_logprobs import token_logprobs
 from specdec_ops.ops.update_num_computed_tokens import update_num_computed_tokens_
 from specdec_ops.ops.update_request_state import update_request_state_
 from specdec_ops.ops.verify_argmax import verify_argmax
@@ -534,6 +540,95 @@ def _update_num_computed_tokens_calls(inputs: _Inputs, rules: Sequence[str]) -> 
     }
 
 
+def _plan_verification_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    accept_probs = inputs.reals(inputs.num_drafts)
+    costs = {"step_costs": inputs.reals(inputs.num_tokens + 1)}
+    limits: tuple[Arguments, ...] = ({"budget": inputs.num_slots}, costs, {"budget": inputs.ids(), **costs})
+    for limit in limits if inputs.with_options else limits[:1]:
+        yield {
+            "accept_probs": accept_probs,
+            "cu_num_draft_tokens": inputs.totals(inputs.num_slots),
+            **limit,
+        }
+
+
+def _row_statistics_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    logits = inputs.logits(inputs.num_tokens)
+    ways: list[tuple[int, Arguments]] = [(inputs.batch, {"row_indices": inputs.request_indices()})]
+    if inputs.token_dtype == torch.int64:  # Without indices there are no integers to tell apart.
+        ways.append((inputs.num_tokens, {"vocab_size": inputs.vocab_size}))
+    for num_rows, chosen in ways:
+        pair = {"draft_logits": inputs.logits(num_rows)}
+        own_temperature = {"draft_temperature": inputs.float32(num_rows)}
+        for law in ({}, pair, pair | own_temperature) if inputs.with_options else ({}, pair):
+            yield {"logits": logits, "temperature": inputs.float32(num_rows), **law, **chosen}
+
+
+def _token_logprobs_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    batch, rows = inputs.batch, inputs.num_tokens
+    given = {"token_ids": inputs.ids(rows), "temperature": inputs.float32(rows)}
+    verified = {
+        "token_ids": inputs.ids(batch, inputs.num_slots + 1),
+        "temperature": inputs.float32(batch),
+        "cu_num_draft_tokens": inputs.totals(inputs.num_slots),
+    }
+    for tokens in (given, verified):
+        for chosen in _none_each_all({"top_n": 2, "vocab_size": inputs.vocab_size}, inputs):
+            yield {"logits": inputs.logits(rows), **tokens, **chosen}
+
+
+def _draft_vocabulary(inputs: _Inputs) -> Iterator[Arguments]:
+    """A drafter that knows every id."""
+    yield {"d2t": torch.arange(inputs.vocab_size, device=inputs.device).to(inputs.token_dtype)}
+    if inputs.with_options:
+        yield {"d2t": inputs.ids(inputs.vocab_size), "offsets": True}
+
+
+def _map_draft_tokens_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    for vocabulary in _draft_vocabulary(inputs):
+        yield {"draft_token_ids": inputs.ids(inputs.num_drafts), **vocabulary}
+
+
+def _expand_draft_logits_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    rows = {"draft_logits": inputs.logits(inputs.num_drafts), "vocab_size": inputs.vocab_size}
+    options = {"temperature": inputs.float32(inputs.num_drafts), "dtype": torch.float32}
+    for vocabulary in _draft_vocabulary(inputs):
+        for chosen in _none_each_all(options, inputs):
+            yield {**rows, **vocabulary, **chosen}
+
+
+def _apply_logit_processors_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
+    batch, rows = inputs.batch, inputs.num_tokens
+    ids, lens = inputs.ids(batch, 2), inputs.ids(batch) + 1
+    one = inputs.float32(batch)
+    words = torch.full((rows, (inputs.vocab_size + 31) // 32), -1, dtype=torch.int32, device=inputs.device)
+    groups: tuple[Arguments, ...] = (
+        {"logit_bias_ids": ids, "logit_bias": inputs.float32(batch, 2)},
+        {"repetition_penalty": one, "frequency_penalty": one, "presence_penalty": one},
+        {"allowed_token_ids": ids},
+        {"grammar_bitmask": words},
+        {"min_tokens": lens, "stop_token_ids": ids},
+        {"bad_words": inputs.ids(batch, 1, 2)},
+    )
+    history = {
+        "prompt_token_ids": ids,
+        "prompt_lens": lens,
+        "output_token_ids": ids,
+        "output_lens": lens,
+        "vocab_size": inputs.vocab_size,
+    }
+    drafts = {
+        "draft_token_ids": inputs.ids(inputs.num_drafts),
+        "cu_num_draft_tokens": inputs.totals(inputs.num_slots),
+    }
+    everything = {name: value for group in groups for name, value in group.items()}
+    yield {"logits": inputs.logits(rows), **drafts, **history, **everything}
+    if inputs.with_options:
+        for group in groups:
+            yield {"logits": inputs.logits(rows), **drafts, **history, **group}
+        yield {"logits": inputs.logits(batch), "allowed_token_ids": ids}
+
+
 _Calls = Callable[[_Inputs, Sequence[str]], Iterator[Arguments]]
 #: The keyword arguments of each call that warms an op up. The form of an op that returns its outputs stands
 #: for the one that writes into the caller's buffers: both are one kernel.
@@ -543,11 +638,17 @@ _OPS_ON_ROWS: dict[Callable[..., Any], _Calls] = {
     sample: _sample_calls,
     sample_recovered: _sample_recovered_calls,
     sample_recovered_probs: _sample_recovered_probs_calls,
+    row_statistics: _row_statistics_calls,
+    token_logprobs: _token_logprobs_calls,
+    apply_logit_processors_: _apply_logit_processors_calls,
+    expand_draft_logits: _expand_draft_logits_calls,
 }
 #: Those whose kernels do not depend on the dtype of the logits.
 _OPS_ON_IDS: dict[Callable[..., Any], _Calls] = {
     verify_argmax: _verify_argmax_calls,
     count_accepted: _count_accepted_calls,
+    plan_verification: _plan_verification_calls,
+    map_draft_tokens: _map_draft_tokens_calls,
     expand_to_drafts: _expand_to_drafts_calls,
     prepare_next_tokens: _prepare_next_tokens_calls,
     prepare_padded_draft_inputs: _prepare_padded_draft_inputs_calls,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the chain program of GPUs for an emulated one, into a library of ops.
+# Compiles kernels of GPUs for an emulated one, into a library of ops.
 #
 #   tests/gpu_emulation/build.sh LIBRARY
 #

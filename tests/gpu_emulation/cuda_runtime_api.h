@@ -156,6 +156,18 @@ inline uint32_t atomicAdd(uint32_t* address, uint32_t value) {
   *address += value;
   return before;
 }
+inline uint32_t atomicOr(uint32_t* address, uint32_t value) {
+  emulation::pass();
+  const uint32_t before = *address;
+  *address |= value;
+  return before;
+}
+inline int32_t atomicExch(int32_t* address, int32_t value) {
+  emulation::pass();
+  const int32_t before = *address;
+  *address = value;
+  return before;
+}
 inline unsigned long long atomicCAS(unsigned long long* address, unsigned long long expected,
                                     unsigned long long value) {
   emulation::pass();

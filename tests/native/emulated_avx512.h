@@ -147,7 +147,7 @@ inline uint16_t cmp_ps_mask(M512 a, M512 b, int predicate) {
 namespace {
 #include "cpu/kernels/simd/avx512.h"
 }
-#include "cpu/kernels/chain.kernel.h"
+#include SPECDEC_EMULATED_KERNEL
 
 #undef __m512
 #undef __m512i

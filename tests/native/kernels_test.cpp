@@ -13,6 +13,7 @@
 #include "cpu/kernels/chain_run.h"
 #include "cpu/kernels/isa.h"
 #if defined(__x86_64__)
+#define SPECDEC_EMULATED_KERNEL "cpu/kernels/chain.kernel.h"
 #include "emulated_avx512.h"
 #endif
 

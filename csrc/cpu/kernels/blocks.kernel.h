@@ -255,7 +255,7 @@ double chunk_sums(const float* weights, int rows, double* sums) {
 
 /// The element that the numbers of a chunk and of an id choose: of each level the first whose prefix exceeds
 /// the number times the sum; if rounding leaves none, the last with weight.
-int pick_in_block(const float* weights, int rows, double chunk_number, double id_number) {
+[[maybe_unused]] int pick_in_block(const float* weights, int rows, double chunk_number, double id_number) {
   double sums[kBlockSize / kChunkSize];
   const double draw = chunk_number * chunk_sums(weights, rows, sums);
   double prefix = 0.0, remainder = 1.0;
