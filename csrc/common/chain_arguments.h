@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "common/allocate.h"
 #include "common/chain_params.h"
 #include "common/checks.h"
@@ -176,6 +178,18 @@ inline void require_uniforms(const Checks& checks, const RealView& view, const c
     const double u = at(view, i);
     checks.require(u >= 0.0 && u < 1.0, name, " must be in [0, 1), got ", u, " at index ", i);
   }
+}
+
+/// The rule by its name, where no other argument replaces it.
+inline void set_rule(const Checks& checks, const std::string& rule, ChainParams* params) {
+  if (rule == "token") return;
+  checks.require(rule == "block", "rule must be 'token' or 'block', got '", rule, "'");
+  params->rule = Rule::kBlock;
+}
+
+/// Of the backends that have no kernels for some of the rules.
+inline void require_rule_of_gpu(const Checks& checks, const ChainParams& params) {
+  checks.require(params.rule != Rule::kBlock, "rule must be 'token' for CUDA tensors, got 'block'");
 }
 
 /// Synthetic acceptance: a rate for each slot.

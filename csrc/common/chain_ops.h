@@ -40,8 +40,8 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const OptionalTensor& accept_uniforms, const OptionalTensor& recovered_uniforms,
     const OptionalTensor& bonus_token_ids, const OptionalTensor& accept_rates,
     std::optional<int64_t> fly_window_size, double fly_entropy_threshold, int64_t fly_entropy_top_k,
-    std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs,
-    bool return_accept_probs) {
+    std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs, bool return_accept_probs,
+    const std::string& rule) {
   const Checks checks = Backend::checks("verify_chain", target_logits);
   ChainParams params;
   checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens");
@@ -75,6 +75,9 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   }
   checks.require(!accept_rates || !fly_window_size,
                  "accept_rates and fly_window_size must be at most one, got both");
+  checks.require(rule == "token" || (!accept_rates && !fly_window_size),
+                 "rule must be 'token' with accept_rates or fly_window_size, got '", rule, "'");
+  set_rule(checks, rule, &params);
   if (accept_rates) {
     set_accept_rates(checks, *accept_rates, max_num_draft_tokens, &params);
     if constexpr (Backend::kValuesOnHost) require_accept_rates(checks, params, accept_rates->size(0));

@@ -17,6 +17,8 @@ enum class Rule : int32_t {
   kRejectAll,
   /// Accept the draft of a slot with the probability given for the slot, whatever p and q are.
   kSynthetic,
+  /// Judge a chain as a whole, from its last draft (Sun et al., arXiv 2403.10444).
+  kBlock,
 };
 
 enum class DraftLawKind : int32_t {

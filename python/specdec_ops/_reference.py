@@ -34,6 +34,7 @@ class Stream(enum.IntEnum):
     ACCEPT = 0
     DRAFT = 2
     TARGET = 3
+    BLOCK = 4
 
 
 def splitmix64(value: int) -> int:

@@ -104,7 +104,7 @@ def warmup(
         num_speculative_tokens: The most drafts of a request.
         dtypes: Of the logits: float32, bfloat16, float16 or some of them. Default: all.
         rules: Rules of verification that will be used: ``"token"`` (the default), ``"synthetic"``
-            (``accept_rates``), ``"fly"`` (``fly_window_size``).
+            (``accept_rates``), ``"fly"`` (``fly_window_size``), ``"block"`` (``rule``).
 
     Returns:
         A :class:`WarmupReport`: for each op the number of calls and the time that they took.
@@ -240,6 +240,7 @@ _RULES: dict[str, Callable[[_Inputs], Arguments]] = {
     "token": lambda inputs: {},
     "synthetic": lambda inputs: {"accept_rates": inputs.reals(inputs.num_slots)},
     "fly": lambda inputs: {"fly_window_size": 1},
+    "block": lambda inputs: {"rule": "block"},
 }
 
 

@@ -371,15 +371,21 @@ struct Request {
         lane.masses[block] = chunk_sums(weights, rows, sums);
       }
     }
+    return draw_from_masses(*residual, final, x, slot, final_uniform(slot, draw_number), status);
+  }
+
+  /// The token at `u` of the masses by block.
+  int64_t draw_from_masses(const Phase& residual, Final final, int64_t x, int64_t slot, double u,
+                           Status* status) {
     double total = total_mass();
     if (!(total > 0.0)) {
       // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
       if (total != total) *status = Status::kUnusableDraftLaw;
       final = Final::kTarget;
-      target_masses(residual->law);
+      target_masses(residual.law);
       total = total_mass();
     }
-    return pick(*residual, final, slot, x, final_uniform(slot, draw_number) * total);
+    return pick(residual, final, slot, x, u * total);
   }
 
   void emit(int64_t slot, int64_t token) const {
@@ -589,6 +595,12 @@ struct Request {
   }
 };
 
+}  // namespace
+
+#include "cpu/kernels/block_rule.kernel.h"
+
+namespace {
+
 void run_request(ChainRun& run, Lane& lane, int64_t r) {
   Request request(run, lane, r);
   if (run.params->accept_probs != nullptr) {
@@ -598,7 +610,11 @@ void run_request(ChainRun& run, Lane& lane, int64_t r) {
   }
   Status status = Status::kOk;
   int64_t slot = 0;
-  while (const int64_t accepted = request.step(slot, &status)) slot += accepted;
+  if (run.params->rule == Rule::kBlock && !request.greedy) {
+    slot = BlockRule(request).run(&status);
+  } else {
+    while (const int64_t accepted = request.step(slot, &status)) slot += accepted;
+  }
   request.finish(slot, status);
 }
 

@@ -37,6 +37,17 @@ struct Phase {
   double* masses = nullptr;
 };
 
+/// A draft that block verification has read.
+struct BlockSlot {
+  /// Its row, and what the residual needs of its draft row.
+  Phase target;
+  int64_t x;
+  double coin, p;
+  /// P: how probable it is that all drafts up to this one are accepted.
+  double chance;
+  bool one_hot, is_unusable;
+};
+
 /// A run of blocks.
 struct Blocks {
   int begin = 0;
@@ -56,6 +67,9 @@ struct alignas(64) Lane {
   BlockStats* target_stats = nullptr;
   BlockStats* draft_stats = nullptr;
   double* masses = nullptr;
+  /// Of block verification: a place for each slot, with the statistics of its target and its draft row.
+  BlockSlot* slots = nullptr;
+  BlockStats* stats_by_slot = nullptr;
 
   void publish(const Phase& next, int num_blocks) {
     phase = next;

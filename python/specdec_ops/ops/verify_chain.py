@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_ops import _reference
+from specdec_ops import _block, _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
 from specdec_ops.ops._arguments import (
@@ -36,7 +36,8 @@ class VerifyChainOutput(NamedTuple):
     #: ``[batch, k + 1]`` float32, of the emitted tokens under the target law, NaN where padded and for
     #: a bonus token that was given.
     logprobs: Tensor | None = None
-    #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached.
+    #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached. Block verification:
+    #: how probable it was that this draft and all before it are accepted, for every draft of the chain.
     accept_probs: Tensor | None = None
 
 
@@ -68,15 +69,16 @@ def verify_chain(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
+    rule: str = "token",
 ) -> VerifyChainOutput:
-    """Verifies each request's chain of drafts by token-level speculative sampling.
+    """Verifies each request's chain of drafts by speculative sampling.
 
-    Draft ``x`` with target probability ``p`` and draft probability ``q`` is accepted if
+    At token level, draft ``x`` with target probability ``p`` and draft probability ``q`` is accepted if
     ``u * q < p``. At the first rejection one token is drawn from the normalised ``max(p - q, 0)``
     (recovered); if every draft is accepted, one from the last row (bonus). The emitted tokens follow
     the target law exactly, whatever drafted them. A greedy request accepts the longest prefix of
     drafts that equal the argmax and emits the next argmax. Rows are read in order and only until
-    the request's fate is known; no probability tensor is made.
+    the request's fate is known; no probability tensor is made. ``rule`` puts another rule in its place.
 
     The draft law is one of: nothing (a one-hot law at the draft, exact for every drafter and the
     right choice for argmax and n-gram drafters), ``draft_logits``, ``draft_probs``, or a sparse law
@@ -145,6 +147,10 @@ def verify_chain(
         return_logprobs: Fill ``logprobs``. Greedy requests: at temperature 1.
         return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates`` and FLy do
             not show in it.
+        rule: ``"token"`` (default); or ``"block"``: block verification, which judges the chain as a whole. It
+            follows the target law too, and accepts as many drafts or more on average; without a draft law,
+            or with one draft, just as many. Greedy requests are judged as at token level. Not with
+            ``accept_rates`` or FLy. The CPU alone has it.
 
     Returns:
         A :class:`VerifyChainOutput`.
@@ -154,7 +160,8 @@ def verify_chain(
 
     Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318. With seeds and a dense draft
     law the recovered token is found by von Neumann's rejection sampling, which has the same law; so only the
-    entries of a draft row that are consulted can make it unusable. FLy: Li et al., arXiv 2511.22972; it and
+    entries of a draft row that are consulted can make it unusable. Block verification: Sun et al., arXiv
+    2403.10444. FLy: Li et al., arXiv 2511.22972; it and
     synthetic acceptance as in vLLM 0.33.0 (``v1/spec_decode/fly.py``, ``v1/sample/rejection_sampler.py``).
 
     Example:
@@ -174,7 +181,7 @@ def verify_chain(
         by_request = ((value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law))
         laws = ((law, 3) for law in (draft_logits, draft_probs, draft_support_ids))
         num_entries = number_of_entries(batch, *by_request, *laws)
-    # By position: twenty-six keywords cost a call on one request several microseconds.
+    # By position: twenty-seven keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -202,6 +209,7 @@ def verify_chain(
         return_logsumexp,
         return_logprobs,
         return_accept_probs,
+        rule,
     )
     if not extras:
         return VerifyChainOutput(token_ids, num_accepted, status)
@@ -243,6 +251,7 @@ def _fake(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
+    rule: str = "token",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     batch = cu_num_draft_tokens.shape[0] - 1
     width = max_num_draft_tokens + 1
@@ -288,6 +297,7 @@ def _reference_verify_chain(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
+    rule: str = "token",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     size = target_logits.shape[1] if vocab_size is None else vocab_size
     batch = cu_num_draft_tokens.shape[0] - 1
@@ -359,6 +369,47 @@ def _reference_verify_chain(
             accepted = coin(r, i) < float(accept_rates[i])
         return _Judged(row, x, True, accepted, accept_prob)
 
+    def verify_block(r: int) -> None:
+        """Block verification of a request that samples."""
+        t = float(temperature[r])
+        slots: list[_block.Slot] = []
+        for i in range(cu[r + 1] - cu[r]):
+            judged = judge(r, i)
+            if not judged.valid:
+                break
+            slots.append(_block.Slot(judged.row.probs, judged.x, coin(r, i), law_of(r), cu[r] + i))
+        if not slots or recovered_uniforms is not None or seeds is None or positions is None:
+            numbers = None
+        else:
+            numbers = _block.Numbers(int(seeds[r]), int(positions[r]))
+        draws = [
+            _reference.draws_of(recovered_uniforms, seeds, positions, r, slot=i)
+            for i in range(len(slots) + 1)
+        ]
+        accepted, token, found, chances = _block.verify(slots, numbers, draws)
+        accept_probs[cu[r] : cu[r] + len(slots)] = torch.tensor(chances, dtype=torch.float32)
+        ids = [slot.x for slot in slots[:accepted]]
+        if token is None and cu[r] + accepted == cu[r + 1] and bonus_token_ids is not None:
+            given = int(bonus_token_ids[r])
+            if 0 <= given < size:
+                token_ids[r, accepted] = given
+            elif given != -1:
+                found = Status.INVALID_DRAFT_ID
+        else:
+            end = judge(r, accepted)
+            if token is None:
+                token, found = _reference.pick(end.row.probs, draws[accepted](0)), end.row.status
+                if found == Status.OK and end.x != -1:
+                    found = Status.INVALID_DRAFT_ID
+            ids.append(token)
+        for i, x in enumerate(ids):
+            row = judge(r, i).row
+            token_ids[r, i] = x
+            logsumexp[first_row(r) + i] = row.logsumexp
+            if row.status == Status.OK:
+                logprobs[r, i] = float(target_logits[first_row(r) + i, x]) / t - row.logsumexp
+        num_accepted[r], status[r] = accepted, int(found)
+
     def window_after(r: int, i: int, x: int) -> list[_Judged]:
         """FLy: the drafts that make up for the rejection of draft x in slot i; none if they do not."""
         if fly_window_size is None or cu[r] + i + fly_window_size >= cu[r + 1]:
@@ -374,6 +425,9 @@ def _reference_verify_chain(
     for r in range(batch):
         t, num_drafts = float(temperature[r]), cu[r + 1] - cu[r]
         greedy = not t >= _reference.GREEDY_TEMPERATURE
+        if rule == "block" and not greedy:
+            verify_block(r)
+            continue
         i = 0
         while i < num_drafts or bonus_token_ids is None:
             judged = [judge(r, i)]
@@ -439,7 +493,7 @@ _op = define(
     "Tensor? accept_uniforms=None, Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, "
     "Tensor? accept_rates=None, int? fly_window_size=None, float fly_entropy_threshold=0.3, "
     "int fly_entropy_top_k=3, SymInt? vocab_size=None, bool return_logsumexp=False, "
-    "bool return_logprobs=False, bool return_accept_probs=False) "
+    "bool return_logprobs=False, bool return_accept_probs=False, str rule='token') "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,
     reference=_reference_verify_chain,
