@@ -183,13 +183,27 @@ inline void require_uniforms(const Checks& checks, const RealView& view, const c
 /// The rule by its name, where no other argument replaces it.
 inline void set_rule(const Checks& checks, const std::string& rule, ChainParams* params) {
   if (rule == "token") return;
-  checks.require(rule == "block", "rule must be 'token' or 'block', got '", rule, "'");
-  params->rule = Rule::kBlock;
+  checks.require(rule == "block" || rule == "exact_match",
+                 "rule must be 'token', 'block' or 'exact_match', got '", rule, "'");
+  params->rule = rule == "block" ? Rule::kBlock : Rule::kExactMatch;
+}
+
+/// Gumbel noise needs a number for each id.
+inline void set_sampler(const Checks& checks, const std::string& sampler, bool has_uniforms,
+                        ChainParams* params) {
+  if (sampler == "inverse_cdf") return;
+  checks.require(sampler == "gumbel", "sampler must be 'inverse_cdf' or 'gumbel', got '", sampler, "'");
+  checks.require(!has_uniforms, "sampler must be 'inverse_cdf' with uniforms, got 'gumbel'");
+  params->sampler = Sampler::kGumbel;
 }
 
 /// Of the backends that have no kernels for some of the rules.
 inline void require_rule_of_gpu(const Checks& checks, const ChainParams& params) {
   checks.require(params.rule != Rule::kBlock, "rule must be 'token' for CUDA tensors, got 'block'");
+  checks.require(params.rule != Rule::kExactMatch,
+                 "rule must be 'token' for CUDA tensors, got 'exact_match'");
+  checks.require(params.sampler == Sampler::kInverseCdf,
+                 "sampler must be 'inverse_cdf' for CUDA tensors, got 'gumbel'");
 }
 
 /// Synthetic acceptance: a rate for each slot.

@@ -19,7 +19,12 @@ enum class Rule : int32_t {
   kSynthetic,
   /// Judge a chain as a whole, from its last draft (Sun et al., arXiv 2403.10444).
   kBlock,
+  /// Draw a token from p in each slot, and accept a draft that equals it.
+  kExactMatch,
 };
+
+/// How a token is drawn from a row.
+enum class Sampler : int32_t { kInverseCdf, kGumbel };
 
 enum class DraftLawKind : int32_t {
   kOneHot,
@@ -98,6 +103,7 @@ struct ChainParams {
   /// The stream and slot of the recovered, bonus or sampled token. In kDraft the position is that
   /// of slot 0.
   Stream final_stream = Stream::kTarget;
+  Sampler sampler = Sampler::kInverseCdf;
   int64_t final_slot = 0;
   /// By request. May be empty: final_slot for all.
   IntView final_slots;

@@ -104,7 +104,7 @@ def warmup(
         num_speculative_tokens: The most drafts of a request.
         dtypes: Of the logits: float32, bfloat16, float16 or some of them. Default: all.
         rules: Rules of verification that will be used: ``"token"`` (the default), ``"synthetic"``
-            (``accept_rates``), ``"fly"`` (``fly_window_size``), ``"block"`` (``rule``).
+            (``accept_rates``), ``"fly"`` (``fly_window_size``), ``"block"`` or ``"exact_match"``.
 
     Returns:
         A :class:`WarmupReport`: for each op the number of calls and the time that they took.
@@ -241,6 +241,7 @@ _RULES: dict[str, Callable[[_Inputs], Arguments]] = {
     "synthetic": lambda inputs: {"accept_rates": inputs.reals(inputs.num_slots)},
     "fly": lambda inputs: {"fly_window_size": 1},
     "block": lambda inputs: {"rule": "block"},
+    "exact_match": lambda inputs: {"rule": "exact_match"},
 }
 
 
@@ -268,6 +269,8 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
             "return_logprobs": True,
             "return_accept_probs": True,
         }
+        if rule == "exact_match" and source == "seeds":
+            options["sampler"] = "gumbel"
         for chosen in _none_each_all(options, inputs):
             rows = logits[:num_drafts] if "bonus_token_ids" in chosen else logits
             yield {"target_logits": rows, **inputs.chain(), **drawn, **law, **_RULES[rule](inputs), **chosen}
@@ -281,6 +284,7 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         seeds | {"draft_slot": 0},
         seeds | {"draft_slot": inputs.ids(inputs.batch)},
         {"uniforms": inputs.reals(inputs.batch)},
+        *([seeds | {"sampler": "gumbel"}] if "exact_match" in rules else []),
     ):
         options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
         for chosen in _none_each_all(options, inputs):

@@ -108,11 +108,19 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
                               static_cast<const float*>(padded_draft), *rows, residual);
 }
 
+}  // namespace
+
+#include "cpu/kernels/gumbel.kernel.h"
+
+namespace {
+
 void run_blocks(const ChainRun& run, const Phase& phase, Blocks blocks) {
   for (int block = blocks.begin; block < blocks.end; ++block) {
     if (phase.kind == Phase::kResidual) {
       int rows;
       phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, nullptr, &rows));
+    } else if (phase.kind == Phase::kScores) {
+      phase.stats[block] = largest_score(run, phase, block);
     } else {
       stats_of_block(run, phase, block);
     }
@@ -181,13 +189,18 @@ struct Request {
 
   /// The given uniform, or number `draw` of those at the position of the slot.
   double final_uniform(int64_t slot, int64_t draw) const {
+    if (params.rule == Rule::kExactMatch && params.accept_uniforms && slot < num_drafts)
+      return at(params.accept_uniforms, first_draft + slot);
     if (params.final_uniforms) return at(params.final_uniforms, index);
     const int64_t position = at(params.positions, index);
     if (params.final_stream == Stream::kDraft) {
-      const int64_t final_slot = params.final_slots ? at(params.final_slots, index) : params.final_slot;
-      return uniform(at(params.seeds, entry), Stream::kDraft, final_slot, position);
+      return uniform(at(params.seeds, entry), Stream::kDraft, draft_slot(), position);
     }
     return uniform(at(params.seeds, entry), Stream::kTarget, draw, position + slot);
+  }
+
+  int64_t draft_slot() const {
+    return params.final_slots ? at(params.final_slots, index) : params.final_slot;
   }
 
   static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
@@ -349,8 +362,27 @@ struct Request {
     return -1;
   }
 
+  /// A token of p by Gumbel noise, that of its position: what a draft in the same place met.
+  int64_t draw_by_noise(const Phase& target, int64_t slot) {
+    const RowMax largest = row_max_from_blocks(lane.target_stats, run.num_blocks);
+    const int64_t place = params.final_stream == Stream::kDraft ? draft_slot() : slot;
+    Phase scores;
+    scores.kind = Phase::kScores;
+    scores.row = target.row;
+    scores.reference = largest.max;
+    scores.noise = noise_key(at(params.seeds, entry), at(params.positions, index) + place);
+    scores.stats = lane.draft_stats;
+    run_phase(run, lane, scores);
+    int best = 0;
+    for (int block = 1; block < run.num_blocks; ++block) {
+      if (lane.draft_stats[block].max > lane.draft_stats[best].max) best = block;
+    }
+    return static_cast<int64_t>(best) * kBlockSize + static_cast<int64_t>(lane.draft_stats[best].sum);
+  }
+
   /// Draws the recovered, bonus or sampled token.
   int64_t draw(Phase* residual, Final final, int64_t x, int64_t slot, Status* status) {
+    if (params.sampler == Sampler::kGumbel) return draw_by_noise(*residual, slot);
     int64_t draw_number = 0;
     if (final == Final::kDenseResidual) {
       if (!params.final_uniforms) {
@@ -464,6 +496,7 @@ struct Request {
       return 0;
     }
     Row row = read(slot);
+    if (params.rule == Rule::kExactMatch && !greedy) return match(slot, &row, status);
     if (row.valid && accepts(slot, &row)) {
       emit_of_row(row, slot, row.x);
       return 1;
@@ -476,6 +509,19 @@ struct Request {
     const int64_t token = row.argmax >= 0 ? row.argmax : draw(&row.target, row.final, row.x, slot, status);
     emit_of_row(row, slot, token);
     return 0;
+  }
+
+  /// Exact match: a token of p is emitted, and the draft is accepted if it is that one.
+  int64_t match(int64_t slot, Row* row, Status* status) {
+    *status = row->status;
+    if (row->valid && params.accept_probs != nullptr) {
+      const double p = row->target.law.prob(logit_of(*row, row->x));
+      params.accept_probs[first_draft + slot] = static_cast<float>(p);
+    }
+    const int64_t token =
+        row->argmax >= 0 ? row->argmax : draw(&row->target, Final::kTarget, -1, slot, status);
+    emit_of_row(*row, slot, token);
+    return row->valid && token == row->x ? 1 : 0;
   }
 
   Status emit_given_bonus(int64_t slot) const {

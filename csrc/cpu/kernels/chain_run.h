@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/fly.h"
+#include "common/gumbel.h"
 #include "cpu/kernels/chain.h"
 
 /// What the workers of one run_chain call share. Compiled for the baseline; the tiers only use it.
@@ -24,6 +25,8 @@ struct Phase {
     kStats,
     /// Mass of max(p - q, 0) by block.
     kResidual,
+    /// The largest score with Gumbel noise, and the lowest index that has it, in `stats`.
+    kScores,
   };
   Kind kind = kArgmax;
   RowRef row;
@@ -35,6 +38,9 @@ struct Phase {
   /// Null where the law came from a given logsumexp, or as probabilities.
   const BlockStats* draft_stats = nullptr;
   double* masses = nullptr;
+  /// Of the scores only: the noise, and the largest logit.
+  NoiseKey noise{};
+  float reference = 0.0f;
 };
 
 /// A draft that block verification has read.

@@ -36,8 +36,9 @@ class VerifyChainOutput(NamedTuple):
     #: ``[batch, k + 1]`` float32, of the emitted tokens under the target law, NaN where padded and for
     #: a bonus token that was given.
     logprobs: Tensor | None = None
-    #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached. Block verification:
-    #: how probable it was that this draft and all before it are accepted, for every draft of the chain.
+    #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached. Exact match: ``p``.
+    #: Block verification: how probable it was that this draft and all before it are accepted, for every draft
+    #: of the chain.
     accept_probs: Tensor | None = None
 
 
@@ -70,6 +71,7 @@ def verify_chain(
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
     rule: str = "token",
+    sampler: str = "inverse_cdf",
 ) -> VerifyChainOutput:
     """Verifies each request's chain of drafts by speculative sampling.
 
@@ -147,10 +149,18 @@ def verify_chain(
         return_logprobs: Fill ``logprobs``. Greedy requests: at temperature 1.
         return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates`` and FLy do
             not show in it.
-        rule: ``"token"`` (default); or ``"block"``: block verification, which judges the chain as a whole. It
-            follows the target law too, and accepts as many drafts or more on average; without a draft law,
-            or with one draft, just as many. Greedy requests are judged as at token level. Not with
-            ``accept_rates`` or FLy. The CPU alone has it.
+        rule: Which drafts are kept. Greedy requests are judged alike by all of these, and all follow the
+            target law. ``"token"`` (default). ``"block"``: block verification, which judges the chain as a
+            whole and accepts as many drafts or more on average; without a draft law, or with one draft, just
+            as many.
+            ``"exact_match"``: a token is drawn from ``p`` in every slot, the one that ``sample`` draws at its
+            position, and a draft is accepted if it equals that; draft laws are not looked at. The emitted
+            tokens are then those of plain sampling with the same seed, whatever is drafted. With uniforms,
+            those of a slot draw its token. Others than ``"token"`` not with ``accept_rates`` or FLy, and on
+            the CPU alone.
+        sampler: ``"inverse_cdf"`` (default); or ``"gumbel"``, with ``rule="exact_match"`` and seeds alone:
+            the tokens are drawn by Gumbel noise of the seed, the position and the id. Drafts that ``sample``
+            has drawn with it at the same positions agree most of the time.
 
     Returns:
         A :class:`VerifyChainOutput`.
@@ -161,7 +171,7 @@ def verify_chain(
     Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318. With seeds and a dense draft
     law the recovered token is found by von Neumann's rejection sampling, which has the same law; so only the
     entries of a draft row that are consulted can make it unusable. Block verification: Sun et al., arXiv
-    2403.10444. FLy: Li et al., arXiv 2511.22972; it and
+    2403.10444. Shared Gumbel noise: Daliri et al., arXiv 2408.07978. FLy: Li et al., arXiv 2511.22972; it and
     synthetic acceptance as in vLLM 0.33.0 (``v1/spec_decode/fly.py``, ``v1/sample/rejection_sampler.py``).
 
     Example:
@@ -181,7 +191,7 @@ def verify_chain(
         by_request = ((value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law))
         laws = ((law, 3) for law in (draft_logits, draft_probs, draft_support_ids))
         num_entries = number_of_entries(batch, *by_request, *laws)
-    # By position: twenty-seven keywords cost a call on one request several microseconds.
+    # By position: twenty-eight keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -210,6 +220,7 @@ def verify_chain(
         return_logprobs,
         return_accept_probs,
         rule,
+        sampler,
     )
     if not extras:
         return VerifyChainOutput(token_ids, num_accepted, status)
@@ -252,6 +263,7 @@ def _fake(
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
     rule: str = "token",
+    sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     batch = cu_num_draft_tokens.shape[0] - 1
     width = max_num_draft_tokens + 1
@@ -298,6 +310,7 @@ def _reference_verify_chain(
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
     rule: str = "token",
+    sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     size = target_logits.shape[1] if vocab_size is None else vocab_size
     batch = cu_num_draft_tokens.shape[0] - 1
@@ -351,6 +364,15 @@ def _reference_verify_chain(
             return 0.0
         return _reference.uniform(int(seeds[r]), _reference.Stream.ACCEPT, i, int(positions[r]))
 
+    def drawn(r: int, i: int, row: _reference.Row) -> int:
+        """A token of the target's law at slot i, by the numbers of the slot."""
+        if sampler == "gumbel" and seeds is not None and positions is not None:
+            return _reference.pick_by_noise(row.probs, int(seeds[r]), int(positions[r]) + i)
+        if rule == "exact_match" and accept_uniforms is not None and cu[r] + i < cu[r + 1]:
+            return _reference.pick(row.probs, float(accept_uniforms[cu[r] + i]))
+        draws = _reference.draws_of(recovered_uniforms, seeds, positions, r, slot=i)
+        return _reference.pick(row.probs, draws(0))
+
     def judge(r: int, i: int) -> _Judged:
         """Reads the row of slot i and says what its coin makes of the draft there."""
         t, draft = float(temperature[r]), cu[r] + i
@@ -361,6 +383,8 @@ def _reference_verify_chain(
         if not t >= _reference.GREEDY_TEMPERATURE:
             accepted = x == row.argmax
             accept_prob = float(accepted)
+        elif rule == "exact_match":
+            accepted, accept_prob = x == drawn(r, i, row), float(row.probs[x])
         else:
             accepted, accept_prob = _reference.judge(
                 row.probs, x, coin(r, i), law_of(r), draft, needs_q=return_accept_probs
@@ -439,10 +463,10 @@ def _reference_verify_chain(
             found = row.status
             if accepted:
                 token = x
-            elif valid and not greedy:
+            elif valid and not greedy and rule != "exact_match":
                 token, found = _reference.recover(row.probs, x, law_of(r), cu[r] + i, draws)
             else:
-                token = _reference.pick(row.probs, draws(0))
+                token = drawn(r, i, row)
                 if x != -1 and not valid and row.status == Status.OK:
                     found = Status.INVALID_DRAFT_ID
             for j, (row, x, valid, _, accept_prob) in enumerate(judged, start=i):
@@ -493,7 +517,8 @@ _op = define(
     "Tensor? accept_uniforms=None, Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, "
     "Tensor? accept_rates=None, int? fly_window_size=None, float fly_entropy_threshold=0.3, "
     "int fly_entropy_top_k=3, SymInt? vocab_size=None, bool return_logsumexp=False, "
-    "bool return_logprobs=False, bool return_accept_probs=False, str rule='token') "
+    "bool return_logprobs=False, bool return_accept_probs=False, "
+    "str rule='token', str sampler='inverse_cdf') "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,
     reference=_reference_verify_chain,
