@@ -503,7 +503,9 @@ def test_rows_behind_the_last_coin_that_can_win_are_not_read(native: Implementat
 def test_errors(cpu_implementation: Implementation) -> None:
     arguments = inputs.chain([2], 8, "one_hot")
     if cpu_implementation.is_native:
-        with pytest.raises(RuntimeError, match=r"verify_chain: rule must be 'token' or .*got 'blocks'"):
+        with pytest.raises(
+            RuntimeError, match=r"verify_chain: rule must be 'token', 'block', .*got 'blocks'"
+        ):
             cpu_implementation.verify_chain(**arguments, rule="blocks")
         for name, value in (("accept_rates", torch.ones(2)), ("fly_window_size", 1)):
             with pytest.raises(RuntimeError, match="verify_chain: rule must be 'token' with accept_rates"):

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "common/allocate.h"
 #include "common/chain_params.h"
@@ -180,12 +183,56 @@ inline void require_uniforms(const Checks& checks, const RealView& view, const c
   }
 }
 
+/// A rule, its parameters, and the range of each.
+struct RuleName {
+  struct Parameter {
+    const char* name;
+    double least, most;
+  };
+
+  const char* name;
+  Rule rule;
+  int num_parameters;
+  Parameter parameters[2];
+};
+
+constexpr RuleName kRuleNames[] = {
+    {"token", Rule::kTokenLevel, 0, {}},
+    {"block", Rule::kBlock, 0, {}},
+    {"exact_match", Rule::kExactMatch, 0, {}},
+    {"lenience", Rule::kLenience, 1, {{"factor", 0x1p-20, 1.0}, {}}},
+    {"typical", Rule::kTypical, 2, {{"epsilon", 0.0, 1.0}, {"delta", 0.0, 1.0}}},
+    {"top_n", Rule::kTopN, 2, {{"n", 1.0, 0x1p30}, {"delta", 0.0, 1.0}}},
+    {"thresholds", Rule::kThresholds, 2, {{"single", 0.0, 1.0}, {"acc", 0x1p-20, 1.0}}},
+    {"margin", Rule::kMargin, 1, {{"theta", 0.0, 1.0}, {}}},
+};
+
+inline bool is_lossy(Rule rule) { return rule >= Rule::kLenience; }
+
 /// The rule by its name, where no other argument replaces it.
-inline void set_rule(const Checks& checks, const std::string& rule, ChainParams* params) {
-  if (rule == "token") return;
-  checks.require(rule == "block" || rule == "exact_match",
-                 "rule must be 'token', 'block' or 'exact_match', got '", rule, "'");
-  params->rule = rule == "block" ? Rule::kBlock : Rule::kExactMatch;
+inline void set_rule(const Checks& checks, const std::string& name, const std::vector<double>& values,
+                     const OptionalTensor& mask, ChainParams* params) {
+  const RuleName* rule = std::find_if(std::begin(kRuleNames), std::end(kRuleNames),
+                                      [&](const RuleName& each) { return name == each.name; });
+  checks.require(rule != std::end(kRuleNames),
+                 "rule must be 'token', 'block', 'exact_match' or one of specdec_ops.rules, got '", name,
+                 "'");
+  const int64_t num_values = static_cast<int64_t>(values.size());
+  checks.require(num_values == rule->num_parameters, "rule_parameters must have ", rule->num_parameters,
+                 " elements for rule '", name, "', got ", num_values);
+  for (int i = 0; i < rule->num_parameters; ++i) {
+    const RuleName::Parameter& parameter = rule->parameters[i];
+    checks.require(values[i] >= parameter.least && values[i] <= parameter.most, "rule must have its ",
+                   parameter.name, " in [", parameter.least, ", ", parameter.most, "], got ", values[i]);
+    params->rule_parameters[i] = values[i];
+  }
+  if (rule->rule != Rule::kTokenLevel) params->rule = rule->rule;
+  if (!mask) return;
+  checks.require(is_lossy(rule->rule), "rule_mask must be given with a lossy rule alone, got it with '", name,
+                 "'");
+  checks.boolean(*mask, "rule_mask");
+  checks.vector(*mask, "rule_mask", "[num_drafts]", params->num_drafts);
+  params->rule_mask = bool_view(*mask);
 }
 
 /// Gumbel noise needs a number for each id.
@@ -202,6 +249,7 @@ inline void require_rule_of_gpu(const Checks& checks, const ChainParams& params)
   checks.require(params.rule != Rule::kBlock, "rule must be 'token' for CUDA tensors, got 'block'");
   checks.require(params.rule != Rule::kExactMatch,
                  "rule must be 'token' for CUDA tensors, got 'exact_match'");
+  checks.require(!is_lossy(params.rule), "rule must be 'token' for CUDA tensors, got a lossy one");
   checks.require(params.sampler == Sampler::kInverseCdf,
                  "sampler must be 'inverse_cdf' for CUDA tensors, got 'gumbel'");
 }

@@ -41,7 +41,8 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const OptionalTensor& bonus_token_ids, const OptionalTensor& accept_rates,
     std::optional<int64_t> fly_window_size, double fly_entropy_threshold, int64_t fly_entropy_top_k,
     std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs, bool return_accept_probs,
-    const std::string& rule, const std::string& sampler) {
+    const std::string& rule, const std::vector<double>& rule_parameters, const OptionalTensor& rule_mask,
+    const std::string& sampler) {
   const Checks checks = Backend::checks("verify_chain", target_logits);
   ChainParams params;
   checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens");
@@ -77,7 +78,7 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
                  "accept_rates and fly_window_size must be at most one, got both");
   checks.require(rule == "token" || (!accept_rates && !fly_window_size),
                  "rule must be 'token' with accept_rates or fly_window_size, got '", rule, "'");
-  set_rule(checks, rule, &params);
+  set_rule(checks, rule, rule_parameters, rule_mask, &params);
   set_sampler(checks, sampler, accept_uniforms.has_value(), &params);
   checks.require(params.sampler == Sampler::kInverseCdf || params.rule == Rule::kExactMatch,
                  "sampler must be 'inverse_cdf' unless rule is 'exact_match', got '", sampler, "'");

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_ops import _block, _reference
+from specdec_ops import _block, _lossy, _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
 from specdec_ops.ops._arguments import (
@@ -18,6 +19,7 @@ from specdec_ops.ops._arguments import (
     per_request,
     seeds_per_request,
 )
+from specdec_ops.rules import LossyRule
 
 
 class VerifyChainOutput(NamedTuple):
@@ -70,7 +72,8 @@ def verify_chain(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
-    rule: str = "token",
+    rule: str | LossyRule = "token",
+    rule_mask: Tensor | None = None,
     sampler: str = "inverse_cdf",
 ) -> VerifyChainOutput:
     """Verifies each request's chain of drafts by speculative sampling.
@@ -147,8 +150,8 @@ def verify_chain(
             read from ``cu_num_draft_tokens`` (a sync on an accelerator, a graph break in compile).
         return_logsumexp: Fill ``logsumexp``. Greedy requests: at temperature 1.
         return_logprobs: Fill ``logprobs``. Greedy requests: at temperature 1.
-        return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates`` and FLy do
-            not show in it.
+        return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates``, FLy and
+            lossy rules do not show in it.
         rule: Which drafts are kept. Greedy requests are judged alike by all of these, and all follow the
             target law. ``"token"`` (default). ``"block"``: block verification, which judges the chain as a
             whole and accepts as many drafts or more on average; without a draft law, or with one draft, just
@@ -156,8 +159,11 @@ def verify_chain(
             ``"exact_match"``: a token is drawn from ``p`` in every slot, the one that ``sample`` draws at its
             position, and a draft is accepted if it equals that; draft laws are not looked at. The emitted
             tokens are then those of plain sampling with the same seed, whatever is drafted. With uniforms,
-            those of a slot draw its token. Others than ``"token"`` not with ``accept_rates`` or FLy, and on
-            the CPU alone.
+            those of a slot draw its token. Or a lossy rule, one of :mod:`specdec_ops.rules`, such as
+            ``Typical()``: **the emitted tokens then do not follow the target law.** Others than ``"token"``
+            not with ``accept_rates`` or FLy, and on the CPU alone.
+        rule_mask: ``[num_drafts]`` bool, with a lossy rule: drafts where it is False are judged at token
+            level. Default: all True.
         sampler: ``"inverse_cdf"`` (default); or ``"gumbel"``, with ``rule="exact_match"`` and seeds alone:
             the tokens are drawn by Gumbel noise of the seed, the position and the id. Drafts that ``sample``
             has drawn with it at the same positions agree most of the time.
@@ -191,7 +197,7 @@ def verify_chain(
         by_request = ((value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law))
         laws = ((law, 3) for law in (draft_logits, draft_probs, draft_support_ids))
         num_entries = number_of_entries(batch, *by_request, *laws)
-    # By position: twenty-eight keywords cost a call on one request several microseconds.
+    # By position: thirty keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -219,7 +225,9 @@ def verify_chain(
         return_logsumexp,
         return_logprobs,
         return_accept_probs,
-        rule,
+        rule if isinstance(rule, str) else rule.name,
+        () if isinstance(rule, str) else rule,
+        rule_mask,
         sampler,
     )
     if not extras:
@@ -263,6 +271,8 @@ def _fake(
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
     rule: str = "token",
+    rule_parameters: Sequence[float] = (),
+    rule_mask: Tensor | None = None,
     sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     batch = cu_num_draft_tokens.shape[0] - 1
@@ -310,6 +320,8 @@ def _reference_verify_chain(
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
     rule: str = "token",
+    rule_parameters: Sequence[float] = (),
+    rule_mask: Tensor | None = None,
     sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     size = target_logits.shape[1] if vocab_size is None else vocab_size
@@ -391,7 +403,13 @@ def _reference_verify_chain(
             )
         if accept_rates is not None:
             accepted = coin(r, i) < float(accept_rates[i])
+        if is_lossy(r, i):
+            at_row = _lossy.AtRow(target_logits[first_row(r) + i, :size], t, row, x)
+            accepted = _lossy.accepts(rule, rule_parameters, at_row, coin(r, i), law_of(r), draft, accepted)
         return _Judged(row, x, True, accepted, accept_prob)
+
+    def is_lossy(r: int, i: int) -> bool:
+        return rule in _lossy.RULES and (rule_mask is None or bool(rule_mask[cu[r] + i]))
 
     def verify_block(r: int) -> None:
         """Block verification of a request that samples."""
@@ -463,6 +481,13 @@ def _reference_verify_chain(
             found = row.status
             if accepted:
                 token = x
+            elif valid and is_lossy(r, i) and (greedy or rule in _lossy.EMIT_ARGMAX):
+                token, found = row.argmax, Status.OK
+            elif valid and is_lossy(r, i) and rule == "thresholds":
+                token, found = _reference.recover(row.probs, x, _lossy.no_law(law_of(r)), cu[r] + i, draws)
+            elif valid and is_lossy(r, i) and rule == "lenience":
+                p = row.probs / rule_parameters[0]
+                token, found = _reference.recover(p, x, law_of(r), cu[r] + i, draws)
             elif valid and not greedy and rule != "exact_match":
                 token, found = _reference.recover(row.probs, x, law_of(r), cu[r] + i, draws)
             else:
@@ -518,7 +543,7 @@ _op = define(
     "Tensor? accept_rates=None, int? fly_window_size=None, float fly_entropy_threshold=0.3, "
     "int fly_entropy_top_k=3, SymInt? vocab_size=None, bool return_logsumexp=False, "
     "bool return_logprobs=False, bool return_accept_probs=False, "
-    "str rule='token', str sampler='inverse_cdf') "
+    "str rule='token', float[] rule_parameters=[], Tensor? rule_mask=None, str sampler='inverse_cdf') "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,
     reference=_reference_verify_chain,
