@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from implementations import REFERENCE, Implementation
 from specdec_ops import Status
 from specdec_ops.ops import verify_chain
-from specdec_ops.synthetic import acceptance_rates_for_length, conditional_acceptance_rates
+from specdec_ops.synthetic import (
+    acceptance_rates_for_constant_rate,
+    acceptance_rates_for_length,
+    acceptance_rates_for_normal_length,
+    conditional_acceptance_rates,
+)
 from test_properties import assert_well_formed, chains
 
 EXTRAS = {"return_logsumexp": True, "return_logprobs": True, "return_accept_probs": True}
@@ -320,3 +325,33 @@ def test_docstring_examples() -> None:
 def test_the_reference_is_well_formed(arguments: inputs.Arguments) -> None:
     out = REFERENCE.verify_chain(**arguments, accept_rates=torch.full((5,), 0.8))
     assert_well_formed(out, arguments)
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 3, 7])
+def test_constant_rates_have_the_length(num_slots: int) -> None:
+    for share in (0.0, 0.1, 0.5, 0.93, 1.0):
+        length = 1 + share * num_slots
+        rates = acceptance_rates_for_constant_rate(length, num_slots)
+        assert 1 + sum(rates) == pytest.approx(length, abs=1e-12) and len(rates) == num_slots
+        conditional = conditional_acceptance_rates(rates)
+        assert conditional == pytest.approx(conditional[:1] * num_slots, abs=1e-12)
+
+
+def test_normal_rates_are_those_of_rounded_numbers() -> None:
+    draw = torch.randn(1 << 18, generator=inputs.generator(1), dtype=torch.float64)
+    for mean, num_slots in ((1.0, 3), (2.62, 4), (4.0, 3)):
+        lengths = (draw + mean).round().clamp(1, num_slots + 1)
+        rates = acceptance_rates_for_normal_length(mean, num_slots)
+        for i, rate in enumerate(rates):
+            share = float((lengths >= i + 2).double().mean())
+            assert abs(share - rate) < 5 * math.sqrt(0.25 / draw.shape[0])
+        conditional_acceptance_rates(rates)
+
+
+@pytest.mark.parametrize("maker", [acceptance_rates_for_constant_rate, acceptance_rates_for_normal_length])
+def test_lengths_that_cannot_be(maker: Any) -> None:
+    for length, num_slots in ((0.9, 3), (4.1, 3), (NAN, 3), (1.5, 0)):
+        with pytest.raises(RuntimeError, match=rf"{maker.__name__}: acceptance_length must be in \[1, "):
+            maker(length, num_slots)
+    with pytest.raises(RuntimeError, match="num_speculative_tokens must be at least 0, got -1"):
+        maker(1.0, -1)

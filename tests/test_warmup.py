@@ -82,7 +82,7 @@ class TestCalls:
     def test_laws_sources_rules_and_dtypes_are_all_combined(self) -> None:
         laws = ["draft_logits", "draft_logsumexp", "draft_probs", "draft_support_ids"]
         sources = ["seeds", "accept_uniforms"]
-        rules = ["accept_rates", "fly_window_size"]
+        rules = ["accept_rates", "fly_window_size", "rule"]
         seen = {
             (
                 tuple(name for name in (*laws, *sources, *rules) if name in arguments),
@@ -184,7 +184,11 @@ class TestBadInput:
                 {"device": "cpu", "dtypes": [torch.float64]},
                 "dtypes must be among torch.float32, torch.bfloat16, torch.float16, got torch.float64",
             ),
-            ([], {"device": "cpu", "rules": ["tree"]}, "rules must be among token, synthetic, fly, got tree"),
+            (
+                [],
+                {"device": "cpu", "rules": ["tree"]},
+                "rules must be among token, synthetic, fly, block, exact_match, lossy, got tree",
+            ),
         ],
     )
     def test_arguments(self, tensors: list[Any], arguments: dict[str, Any], message: str) -> None:

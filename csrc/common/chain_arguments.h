@@ -1,5 +1,10 @@
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
+
 #include "common/allocate.h"
 #include "common/chain_params.h"
 #include "common/checks.h"
@@ -176,6 +181,77 @@ inline void require_uniforms(const Checks& checks, const RealView& view, const c
     const double u = at(view, i);
     checks.require(u >= 0.0 && u < 1.0, name, " must be in [0, 1), got ", u, " at index ", i);
   }
+}
+
+/// A rule, its parameters, and the range of each.
+struct RuleName {
+  struct Parameter {
+    const char* name;
+    double least, most;
+  };
+
+  const char* name;
+  Rule rule;
+  int num_parameters;
+  Parameter parameters[2];
+};
+
+constexpr RuleName kRuleNames[] = {
+    {"token", Rule::kTokenLevel, 0, {}},
+    {"block", Rule::kBlock, 0, {}},
+    {"exact_match", Rule::kExactMatch, 0, {}},
+    {"lenience", Rule::kLenience, 1, {{"factor", 0x1p-20, 1.0}, {}}},
+    {"typical", Rule::kTypical, 2, {{"epsilon", 0.0, 1.0}, {"delta", 0.0, 1.0}}},
+    {"top_n", Rule::kTopN, 2, {{"n", 1.0, 0x1p30}, {"delta", 0.0, 1.0}}},
+    {"thresholds", Rule::kThresholds, 2, {{"single", 0.0, 1.0}, {"acc", 0x1p-20, 1.0}}},
+    {"margin", Rule::kMargin, 1, {{"theta", 0.0, 1.0}, {}}},
+};
+
+inline bool is_lossy(Rule rule) { return rule >= Rule::kLenience; }
+
+/// The rule by its name, where no other argument replaces it.
+inline void set_rule(const Checks& checks, const std::string& name, const std::vector<double>& values,
+                     const OptionalTensor& mask, ChainParams* params) {
+  const RuleName* rule = std::find_if(std::begin(kRuleNames), std::end(kRuleNames),
+                                      [&](const RuleName& each) { return name == each.name; });
+  checks.require(rule != std::end(kRuleNames),
+                 "rule must be 'token', 'block', 'exact_match' or one of specdec_ops.rules, got '", name,
+                 "'");
+  const int64_t num_values = static_cast<int64_t>(values.size());
+  checks.require(num_values == rule->num_parameters, "rule_parameters must have ", rule->num_parameters,
+                 " elements for rule '", name, "', got ", num_values);
+  for (int i = 0; i < rule->num_parameters; ++i) {
+    const RuleName::Parameter& parameter = rule->parameters[i];
+    checks.require(values[i] >= parameter.least && values[i] <= parameter.most, "rule must have its ",
+                   parameter.name, " in [", parameter.least, ", ", parameter.most, "], got ", values[i]);
+    params->rule_parameters[i] = values[i];
+  }
+  if (rule->rule != Rule::kTokenLevel) params->rule = rule->rule;
+  if (!mask) return;
+  checks.require(is_lossy(rule->rule), "rule_mask must be given with a lossy rule alone, got it with '", name,
+                 "'");
+  checks.boolean(*mask, "rule_mask");
+  checks.vector(*mask, "rule_mask", "[num_drafts]", params->num_drafts);
+  params->rule_mask = bool_view(*mask);
+}
+
+/// Gumbel noise needs a number for each id.
+inline void set_sampler(const Checks& checks, const std::string& sampler, bool has_uniforms,
+                        ChainParams* params) {
+  if (sampler == "inverse_cdf") return;
+  checks.require(sampler == "gumbel", "sampler must be 'inverse_cdf' or 'gumbel', got '", sampler, "'");
+  checks.require(!has_uniforms, "sampler must be 'inverse_cdf' with uniforms, got 'gumbel'");
+  params->sampler = Sampler::kGumbel;
+}
+
+/// Of the backends that have no kernels for some of the rules.
+inline void require_rule_of_gpu(const Checks& checks, const ChainParams& params) {
+  checks.require(params.rule != Rule::kBlock, "rule must be 'token' for CUDA tensors, got 'block'");
+  checks.require(params.rule != Rule::kExactMatch,
+                 "rule must be 'token' for CUDA tensors, got 'exact_match'");
+  checks.require(!is_lossy(params.rule), "rule must be 'token' for CUDA tensors, got a lossy one");
+  checks.require(params.sampler == Sampler::kInverseCdf,
+                 "sampler must be 'inverse_cdf' for CUDA tensors, got 'gumbel'");
 }
 
 /// Synthetic acceptance: a rate for each slot.

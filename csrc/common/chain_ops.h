@@ -40,8 +40,9 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const OptionalTensor& accept_uniforms, const OptionalTensor& recovered_uniforms,
     const OptionalTensor& bonus_token_ids, const OptionalTensor& accept_rates,
     std::optional<int64_t> fly_window_size, double fly_entropy_threshold, int64_t fly_entropy_top_k,
-    std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs,
-    bool return_accept_probs) {
+    std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs, bool return_accept_probs,
+    const std::string& rule, const std::vector<double>& rule_parameters, const OptionalTensor& rule_mask,
+    const std::string& sampler) {
   const Checks checks = Backend::checks("verify_chain", target_logits);
   ChainParams params;
   checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens");
@@ -75,6 +76,12 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   }
   checks.require(!accept_rates || !fly_window_size,
                  "accept_rates and fly_window_size must be at most one, got both");
+  checks.require(rule == "token" || (!accept_rates && !fly_window_size),
+                 "rule must be 'token' with accept_rates or fly_window_size, got '", rule, "'");
+  set_rule(checks, rule, rule_parameters, rule_mask, &params);
+  set_sampler(checks, sampler, accept_uniforms.has_value(), &params);
+  checks.require(params.sampler == Sampler::kInverseCdf || params.rule == Rule::kExactMatch,
+                 "sampler must be 'inverse_cdf' unless rule is 'exact_match', got '", sampler, "'");
   if (accept_rates) {
     set_accept_rates(checks, *accept_rates, max_num_draft_tokens, &params);
     if constexpr (Backend::kValuesOnHost) require_accept_rates(checks, params, accept_rates->size(0));
@@ -146,7 +153,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
     const Tensor& logits, const Tensor& temperature, const OptionalTensor& seeds,
     const OptionalTensor& positions, const OptionalTensor& request_indices, std::optional<int64_t> draft_slot,
     const OptionalTensor& draft_slots, const OptionalTensor& uniforms, std::optional<int64_t> vocab_size,
-    ScalarType token_dtype) {
+    ScalarType token_dtype, const std::string& sampler) {
   const Checks checks = Backend::checks("sample", logits);
   ChainParams params;
   checks.require(logits.dim() == 2, "logits must be [batch, width], got ", shape_of(logits));
@@ -169,6 +176,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
     require_greedy(checks, params,
                    "seeds and positions, or uniforms, must be given unless every row is greedy");
   }
+  set_sampler(checks, sampler, uniforms.has_value(), &params);
   if (draft_slot || draft_slots) {
     checks.require(!uniforms, "draft_slot and uniforms must be at most one, got both");
     params.final_stream = Stream::kDraft;

@@ -17,7 +17,25 @@ enum class Rule : int32_t {
   kRejectAll,
   /// Accept the draft of a slot with the probability given for the slot, whatever p and q are.
   kSynthetic,
+  /// Judge a chain as a whole, from its last draft (Sun et al., arXiv 2403.10444).
+  kBlock,
+  /// Draw a token from p in each slot, and accept a draft that equals it.
+  kExactMatch,
+  // Lossy rules; their parameters are in ChainParams::rule_parameters.
+  /// At token level with p / leniency in the place of p (Leviathan et al., appendix A.5).
+  kLenience,
+  /// Accept what is above a bar that falls with the entropy of p (Medusa, arXiv 2401.10774): epsilon, delta.
+  kTypical,
+  /// Accept the most probable ids (relaxed acceptance of TensorRT-LLM): N, delta.
+  kTopN,
+  /// Without a draft law, with p / acc in the place of p, and everything above a bar (SGLang): single, acc.
+  kThresholds,
+  /// At token level, and the first two ids where their logits are close (MARS, arXiv 2601.15498): theta.
+  kMargin,
 };
+
+/// How a token is drawn from a row.
+enum class Sampler : int32_t { kInverseCdf, kGumbel };
 
 enum class DraftLawKind : int32_t {
   kOneHot,
@@ -77,6 +95,9 @@ struct ChainParams {
   /// May be empty: every request has the law.
   BoolView has_draft_law;
 
+  double rule_parameters[2] = {};
+  /// [drafts]; may be empty. Where it is false, a lossy rule gives way to token level.
+  BoolView rule_mask;
   /// [slots], of kSynthetic.
   RealView accept_rates;
   /// How many drafts after a rejected one must be accepted for it to be accepted too (FLy); 0: it never is.
@@ -96,6 +117,7 @@ struct ChainParams {
   /// The stream and slot of the recovered, bonus or sampled token. In kDraft the position is that
   /// of slot 0.
   Stream final_stream = Stream::kTarget;
+  Sampler sampler = Sampler::kInverseCdf;
   int64_t final_slot = 0;
   /// By request. May be empty: final_slot for all.
   IntView final_slots;

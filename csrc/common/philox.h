@@ -7,7 +7,7 @@
 namespace specdec_ops {
 
 /// What a random number is for. Streams never share a counter.
-enum class Stream : uint32_t { kAccept = 0, kDraft = 2, kTarget = 3 };
+enum class Stream : uint32_t { kAccept = 0, kGumbel = 1, kDraft = 2, kTarget = 3, kBlock = 4 };
 
 struct PhiloxBlock {
   uint32_t words[4];

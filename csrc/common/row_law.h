@@ -16,6 +16,8 @@ constexpr int kNumLanes = 256;
 constexpr int kChunkSize = 64;
 /// How often a recovered token is sought among draws from the target law before its own law is made.
 constexpr int kThinningAttempts = 32;
+/// How many numbers of Stream::kBlock a slot has: two for each attempt, and two for the law that is made.
+constexpr int kBlockNumbersPerSlot = 128;
 
 /// What one pass over a block leaves behind.
 struct BlockStats {
@@ -100,6 +102,18 @@ SPECDEC_HOST_DEVICE RowLaw row_law_from_blocks(float scale, RowMax row, const Bl
     total = fma64(static_cast<double>(blocks[b].sum), block_weight(blocks[b], row.max, scale), total);
   }
   return row_law_from_total(scale, row, total);
+}
+
+/// Block verification: the chance of a chain once its next draft is judged; 0 where it has no digits left.
+SPECDEC_HOST_DEVICE double next_chance(double chance, double p, double q) {
+  const double next = chance * p / q;
+  if (!(next < 1.0)) return 1.0;
+  return next > 0x1p-1000 ? next : 0.0;
+}
+
+/// Whether a coin is below z / (z + 1 - chance), where 0 / 0 is 1.
+SPECDEC_HOST_DEVICE bool block_accepts(double coin, double chance, double z) {
+  return !(chance < 1.0) || coin * (z + (1.0 - chance)) < z;
 }
 
 }  // namespace specdec_ops

@@ -33,8 +33,10 @@ class Stream(enum.IntEnum):
     """What a random number is for. Streams never share a counter."""
 
     ACCEPT = 0
+    GUMBEL = 1
     DRAFT = 2
     TARGET = 3
+    BLOCK = 4
 
 
 def splitmix64(value: int) -> int:
@@ -94,6 +96,32 @@ def token_draw(seed: int, stream: Stream, slot: int, position: int) -> TokenDraw
         (words[2] << 5 | words[0] & 31) * 2.0**-37,
         uniform(seed, stream, slot, position),
     )
+
+
+def gumbel_noise(seed: int, position: int, size: int) -> Float64Array:
+    """Gumbel noise of the ids, in powers of two."""
+    key = splitmix64(seed & _MASK64)
+    position &= _MASK64
+    groups = -(-size // 64)
+    c0 = np.arange(16 * groups, dtype=np.uint64)
+    c1, c2, c3 = (np.full_like(c0, c) for c in (position & _MASK32, int(Stream.GUMBEL), position >> 32))
+    k0, k1 = key & _MASK32, key >> 32
+    mask, half = np.uint64(_MASK32), np.uint64(32)
+    for _ in range(10):
+        low, high = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1 = (high >> half) ^ c1 ^ np.uint64(k0), high & mask
+        c2, c3 = (low >> half) ^ c3 ^ np.uint64(k1), low & mask
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    # Sixteen random blocks serve sixty-four ids: the first words sixteen of them, the second words the next.
+    words = np.stack([c.reshape(groups, 16) for c in (c0, c1, c2, c3)], axis=1).reshape(-1)[:size]
+    u = (words.astype(np.float64) + 0.5) * 2.0**-32
+    return np.asarray(-np.log2(-np.log1p(-u) / math.log(2)), dtype=np.float64)
+
+
+def pick_by_noise(probs: Float64Array, seed: int, position: int) -> int:
+    """The id with the largest probability times the exponential of its Gumbel noise."""
+    with np.errstate(divide="ignore"):
+        return int((np.log2(probs) + gumbel_noise(seed, position, probs.shape[0])).argmax())
 
 
 class Row(NamedTuple):

@@ -37,6 +37,7 @@ from specdec_ops.ops.update_request_state import update_request_state_
 from specdec_ops.ops.verify_argmax import verify_argmax
 from specdec_ops.ops.verify_chain import verify_chain
 from specdec_ops.ops.verify_probs import verify_probs
+from specdec_ops.rules import Typical
 
 #: Batches that a compiler of kernels may tell apart: one, a multiple of 16, and neither.
 _BATCHES = (1, 2, 16)
@@ -110,7 +111,8 @@ def warmup(
         num_speculative_tokens: The most drafts of a request.
         dtypes: Of the logits: float32, bfloat16, float16 or some of them. Default: all.
         rules: Rules of verification that will be used: ``"token"`` (the default), ``"synthetic"``
-            (``accept_rates``), ``"fly"`` (``fly_window_size``).
+            (``accept_rates``), ``"fly"`` (``fly_window_size``), ``"block"``, ``"exact_match"``,
+            ``"lossy"`` (one of :mod:`specdec_ops.rules`).
 
     Returns:
         A :class:`WarmupReport`: for each op the number of calls and the time that they took.
@@ -246,6 +248,9 @@ _RULES: dict[str, Callable[[_Inputs], Arguments]] = {
     "token": lambda inputs: {},
     "synthetic": lambda inputs: {"accept_rates": inputs.reals(inputs.num_slots)},
     "fly": lambda inputs: {"fly_window_size": 1},
+    "block": lambda inputs: {"rule": "block"},
+    "exact_match": lambda inputs: {"rule": "exact_match"},
+    "lossy": lambda inputs: {"rule": Typical()},
 }
 
 
@@ -273,6 +278,10 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
             "return_logprobs": True,
             "return_accept_probs": True,
         }
+        if rule == "exact_match" and source == "seeds":
+            options["sampler"] = "gumbel"
+        if rule == "lossy":
+            options["rule_mask"] = inputs.flags(num_drafts)
         for chosen in _none_each_all(options, inputs):
             rows = logits[:num_drafts] if "bonus_token_ids" in chosen else logits
             yield {"target_logits": rows, **inputs.chain(), **drawn, **law, **_RULES[rule](inputs), **chosen}
@@ -286,6 +295,7 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         seeds | {"draft_slot": 0},
         seeds | {"draft_slot": inputs.ids(inputs.batch)},
         {"uniforms": inputs.reals(inputs.batch)},
+        *([seeds | {"sampler": "gumbel"}] if "exact_match" in rules else []),
     ):
         options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
         for chosen in _none_each_all(options, inputs):

@@ -40,8 +40,16 @@ int num_blocks_of(const ChainParams& params) {
   return static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
 }
 
+/// Slots that have a place of their own.
+size_t num_places(const ChainParams& params) {
+  return params.rule == Rule::kBlock ? static_cast<size_t>(params.width) : 0;
+}
+
 size_t lane_memory(const ChainParams& params) {
-  const size_t bytes = static_cast<size_t>(num_blocks_of(params)) * (2 * sizeof(BlockStats) + sizeof(double));
+  const size_t places = num_places(params);
+  const size_t bytes =
+      static_cast<size_t>(num_blocks_of(params)) * ((2 + 2 * places) * sizeof(BlockStats) + sizeof(double)) +
+      places * sizeof(BlockSlot);
   return (bytes + 63) / 64 * 64;
 }
 
@@ -87,6 +95,9 @@ void run_chain_with(RunWorker run_worker, const ChainParams& params, void* works
     lane->masses = reinterpret_cast<double*>(memory);
     lane->target_stats = reinterpret_cast<BlockStats*>(lane->masses + run.num_blocks);
     lane->draft_stats = lane->target_stats + run.num_blocks;
+    lane->stats_by_slot = lane->draft_stats + run.num_blocks;
+    lane->slots = reinterpret_cast<BlockSlot*>(lane->stats_by_slot +
+                                               2 * num_places(params) * static_cast<size_t>(run.num_blocks));
     memory += lane_memory(params);
   }
   const auto task = [](void* context, int worker) {

@@ -108,11 +108,20 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
                               static_cast<const float*>(padded_draft), *rows, residual);
 }
 
+}  // namespace
+
+#include "cpu/kernels/gumbel.kernel.h"
+#include "cpu/kernels/lossy_rules.kernel.h"
+
+namespace {
+
 void run_blocks(const ChainRun& run, const Phase& phase, Blocks blocks) {
   for (int block = blocks.begin; block < blocks.end; ++block) {
     if (phase.kind == Phase::kResidual) {
       int rows;
       phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, nullptr, &rows));
+    } else if (phase.kind == Phase::kScores) {
+      phase.stats[block] = largest_score(run, phase, block);
     } else {
       stats_of_block(run, phase, block);
     }
@@ -183,15 +192,20 @@ struct Request {
   PhiloxBlock final_words(int64_t slot, int64_t draw) const {
     const int64_t position = at(params.positions, index);
     if (params.final_stream == Stream::kDraft) {
-      const int64_t final_slot = params.final_slots ? at(params.final_slots, index) : params.final_slot;
-      return random_words(at(params.seeds, entry), Stream::kDraft, final_slot, position);
+      return random_words(at(params.seeds, entry), Stream::kDraft, draft_slot(), position);
     }
     return random_words(at(params.seeds, entry), Stream::kTarget, draw, position + slot);
   }
   /// The same, or the given uniform.
   TokenDraw final_draw(int64_t slot, int64_t draw) const {
+    if (params.rule == Rule::kExactMatch && params.accept_uniforms && slot < num_drafts)
+      return TokenDraw::from(at(params.accept_uniforms, first_draft + slot));
     return params.final_uniforms ? TokenDraw::from(at(params.final_uniforms, index))
                                  : TokenDraw::from(final_words(slot, draw));
+  }
+
+  int64_t draft_slot() const {
+    return params.final_slots ? at(params.final_slots, index) : params.final_slot;
   }
 
   static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
@@ -355,8 +369,27 @@ struct Request {
     return -1;
   }
 
+  /// A token of p by Gumbel noise, that of its position: what a draft in the same place met.
+  int64_t draw_by_noise(const Phase& target, int64_t slot) {
+    const RowMax largest = row_max_from_blocks(lane.target_stats, run.num_blocks);
+    const int64_t place = params.final_stream == Stream::kDraft ? draft_slot() : slot;
+    Phase scores;
+    scores.kind = Phase::kScores;
+    scores.row = target.row;
+    scores.reference = largest.max;
+    scores.noise = noise_key(at(params.seeds, entry), at(params.positions, index) + place);
+    scores.stats = lane.draft_stats;
+    run_phase(run, lane, scores);
+    int best = 0;
+    for (int block = 1; block < run.num_blocks; ++block) {
+      if (lane.draft_stats[block].max > lane.draft_stats[best].max) best = block;
+    }
+    return static_cast<int64_t>(best) * kBlockSize + static_cast<int64_t>(lane.draft_stats[best].sum);
+  }
+
   /// Draws the recovered, bonus or sampled token.
   int64_t draw(Phase* residual, Final final, int64_t x, int64_t slot, Status* status) {
+    if (params.sampler == Sampler::kGumbel) return draw_by_noise(*residual, slot);
     int64_t draw_number = 0;
     if (final == Final::kDenseResidual) {
       if (!params.final_uniforms) {
@@ -377,15 +410,21 @@ struct Request {
         lane.masses[block] = chunk_sums(weights, rows, sums);
       }
     }
+    return draw_from_masses(*residual, final, x, slot, final_draw(slot, draw_number), status);
+  }
+
+  /// The token that a draw chooses from the masses by block.
+  int64_t draw_from_masses(const Phase& residual, Final final, int64_t x, int64_t slot,
+                           const TokenDraw& token, Status* status) {
     double total = total_mass();
     if (!(total > 0.0)) {
       // NaN: the draft row is not usable. Otherwise p and q agree but for rounding. Either way: p.
       if (total != total) *status = Status::kUnusableDraftLaw;
       final = Final::kTarget;
-      target_masses(residual->law);
+      target_masses(residual.law);
       total = total_mass();
     }
-    return pick(*residual, final, slot, x, total, final_draw(slot, draw_number));
+    return pick(residual, final, slot, x, total, token);
   }
 
   void emit(int64_t slot, int64_t token) const {
@@ -414,8 +453,10 @@ struct Request {
     /// -1 where there is no draft.
     int64_t x = -1;
     bool valid = false;
-    /// Where greedy or without a law.
+    /// Where greedy or without a law, and where the rule emits it.
     int64_t argmax = -1;
+    /// Of p in the residual.
+    double weight = 1.0;
     Final final = Final::kTarget;
   };
 
@@ -464,6 +505,7 @@ struct Request {
       return 0;
     }
     Row row = read(slot);
+    if (params.rule == Rule::kExactMatch && !greedy) return match(slot, &row, status);
     if (row.valid && accepts(slot, &row)) {
       emit_of_row(row, slot, row.x);
       return 1;
@@ -473,9 +515,27 @@ struct Request {
       return 1 + params.fly_window_size;
     }
     *status = row.status;
-    const int64_t token = row.argmax >= 0 ? row.argmax : draw(&row.target, row.final, row.x, slot, status);
-    emit_of_row(row, slot, token);
+    emit_of_row(row, slot, row.argmax >= 0 ? row.argmax : draw_residual(row, slot, status));
     return 0;
+  }
+
+  int64_t draw_residual(const Row& row, int64_t slot, Status* status) {
+    Phase residual = row.target;
+    if (row.weight != 1.0) residual.law.log2_total = residual.law.log2_total - log2_f64(row.weight);
+    return draw(&residual, row.final, row.x, slot, status);
+  }
+
+  /// Exact match: a token of p is emitted, and the draft is accepted if it is that one.
+  int64_t match(int64_t slot, Row* row, Status* status) {
+    *status = row->status;
+    if (row->valid && params.accept_probs != nullptr) {
+      const double p = row->target.law.prob(logit_of(*row, row->x));
+      params.accept_probs[first_draft + slot] = static_cast<float>(p);
+    }
+    const int64_t token =
+        row->argmax >= 0 ? row->argmax : draw(&row->target, Final::kTarget, -1, slot, status);
+    emit_of_row(*row, slot, token);
+    return row->valid && token == row->x ? 1 : 0;
   }
 
   Status emit_given_bonus(int64_t slot) const {
@@ -488,7 +548,12 @@ struct Request {
 
   /// Whether the valid draft of a row is accepted by its own coin; otherwise what to draw from.
   bool accepts(int64_t slot, Row* row) {
-    if (!greedy) return judge(&row->target, row->x, slot, &row->final, &row->status);
+    return has_lossy_rule(slot) ? accepts_by_lossy_rule(slot, row) : accepts_by_law(slot, row);
+  }
+
+  /// The same by the rules whose recovered tokens make up for what they accept, and by synthetic rates.
+  bool accepts_by_law(int64_t slot, Row* row) {
+    if (!greedy) return judge(row, slot);
     const bool equal = row->argmax == row->x;
     if (params.accept_probs != nullptr) params.accept_probs[first_draft + slot] = equal ? 1.0f : 0.0f;
     switch (params.rule) {
@@ -499,6 +564,70 @@ struct Request {
       default:
         return equal;
     }
+  }
+
+  bool has_lossy_rule(int64_t slot) const {
+    if (params.rule < Rule::kLenience) return false;
+    return !params.rule_mask || at(params.rule_mask, first_draft + slot);
+  }
+
+  /// By a rule that bends the law of what is emitted. docs/rules.md.
+  bool accepts_by_lossy_rule(int64_t slot, Row* row) {
+    const float logit = logit_of(*row, row->x);
+    const double first = params.rule_parameters[0], second = params.rule_parameters[1];
+    switch (params.rule) {
+      case Rule::kLenience:
+        row->weight = 1.0 / first;
+        return accepts_by_law(slot, row) || (greedy && is_within(*row, logit, first));
+      case Rule::kMargin:
+        return accepts_by_law(slot, row) || is_one_of_two(*row, logit, first);
+      default:
+        break;
+    }
+    // For the sake of the acceptance probability alone.
+    const bool is_argmax = (greedy || params.accept_probs != nullptr) && accepts_by_law(slot, row);
+    row->status = Status::kOk;
+    if (params.rule == Rule::kThresholds) {
+      row->final = Final::kTargetWithoutDraft;
+      if (greedy) return is_argmax;
+      const double p = row->target.law.prob(logit);
+      return p > 0.0 && (p >= first || accept_uniform(slot) * second < p);
+    }
+    const float largest = row_max_from_blocks(lane.target_stats, run.num_blocks).max;
+    const bool accepted = params.rule == Rule::kTopN ? is_in_top_n(row, logit, largest)
+                          : greedy                   ? is_argmax
+                                                     : is_typical(*row, logit);
+    if (!accepted && row->argmax < 0) row->argmax = argmax_of(row->target.row, largest);
+    return accepted;
+  }
+
+  /// Greedy lenience: whether p(x) is no smaller than a part of the largest p.
+  bool is_within(const Row& row, float logit, double part) const {
+    const float largest = row_max_from_blocks(lane.target_stats, run.num_blocks).max;
+    return (static_cast<double>(logit) - static_cast<double>(largest)) *
+               static_cast<double>(row.target.row.scale) >=
+           log2_f64(part);
+  }
+
+  bool is_typical(const Row& row, float logit) const {
+    const double p = row.target.law.prob(logit);
+    const double epsilon = params.rule_parameters[0], delta = params.rule_parameters[1];
+    return p > epsilon || p > delta * exp2_f64(-entropy_of_row(run, row.target) * kLog2E);
+  }
+
+  bool is_in_top_n(Row* row, float logit, float largest) {
+    if (!row->has_law) read_law(row);
+    const auto n = static_cast<int64_t>(params.rule_parameters[0]);
+    const double gap = row->target.law.prob(largest) - row->target.law.prob(logit);
+    return logit > -__builtin_inff() && gap <= params.rule_parameters[1] &&
+           count_larger(run, row->target, logit, n) < n;
+  }
+
+  /// Whether a logit is one of the two largest, and these are close: positive, and their ratio above theta.
+  bool is_one_of_two(const Row& row, float logit, double theta) const {
+    const LargestLogits two = largest_logits(row, 2);
+    return two.size == 2 && logit >= two.values[1] && two.values[1] > 0.0f &&
+           static_cast<double>(two.values[1]) > theta * static_cast<double>(two.values[0]);
   }
 
   /// FLy: whether a rejected draft is accepted all the same, since the target is undecided at its row and
@@ -527,11 +656,16 @@ struct Request {
     row->has_law = true;
   }
 
-  /// Entropy of a row over its most probable ids. They lie in the blocks with the largest maxima.
+  /// Entropy of a row over its most probable ids.
   double entropy_of(const Row& row) const {
     const int64_t k =
         params.fly_entropy_top_k < params.vocab_size ? params.fly_entropy_top_k : params.vocab_size;
-    LargestLogits maxima(static_cast<int>(k)), largest(static_cast<int>(k));
+    return entropy_of_largest(row.target.law, largest_logits(row, static_cast<int>(k)));
+  }
+
+  /// The k largest logits of a row. They lie in the blocks with the largest maxima.
+  LargestLogits largest_logits(const Row& row, int k) const {
+    LargestLogits maxima(k), largest(k);
     for (int block = 0; block < run.num_blocks; ++block) maxima.offer(lane.target_stats[block].max);
     for (int block = 0; block < run.num_blocks; ++block) {
       const float max = lane.target_stats[block].max;
@@ -541,7 +675,7 @@ struct Request {
       float_block(row.target.row, static_cast<int64_t>(block) * kBlockSize, n, logits, -__builtin_inff());
       for (int i = 0; i < n; ++i) largest.offer(logits[i]);
     }
-    return entropy_of_largest(row.target.law, largest);
+    return largest;
   }
 
   /// Undoes a look-ahead that was rejected at slot `end`: `row` decides the request after all.
@@ -554,31 +688,31 @@ struct Request {
     if (!greedy) run_phase(run, lane, row->target);
   }
 
-  /// Whether draft x is accepted; otherwise what to draw from.
-  bool judge(Phase* target, int64_t x, int64_t slot, Final* final, Status* status) {
-    const double p = target->law.prob(element(target->row.data, target->row.dtype, x));
-    const bool by_law = params.rule == Rule::kTokenLevel;
+  /// Whether the draft of a row is accepted; otherwise what to draw from.
+  bool judge(Row* row, int64_t slot) {
+    const double p = row->target.law.prob(logit_of(*row, row->x));
+    const bool by_law = params.rule == Rule::kTokenLevel || params.rule >= Rule::kLenience;
     const double coin = params.rule != Rule::kRejectAll ? accept_uniform(slot) : 1.0;
     // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
-    const bool accepted =
-        params.rule == Rule::kSynthetic ? coin < at(params.accept_rates, slot) : by_law && coin < p;
+    const bool accepted = params.rule == Rule::kSynthetic ? coin < at(params.accept_rates, slot)
+                                                          : by_law && coin < p * row->weight;
     float* accept_prob = params.accept_probs != nullptr ? params.accept_probs + first_draft + slot : nullptr;
     if (!has_law) {
-      *final = Final::kTargetWithoutDraft;
+      row->final = Final::kTargetWithoutDraft;
       if (accept_prob != nullptr) *accept_prob = static_cast<float>(p);
       return accepted;
     }
     if (accepted && accept_prob == nullptr) return true;
-    const double q = draft_prob(slot, x, target);
+    const double q = draft_prob(slot, row->x, &row->target);
     if (q != q) {
       // The one-hot law is exact for every drafter.
-      *final = Final::kTargetWithoutDraft;
-      if (!accepted) *status = Status::kUnusableDraftLaw;
+      row->final = Final::kTargetWithoutDraft;
+      if (!accepted) row->status = Status::kUnusableDraftLaw;
       return accepted;
     }
-    *final = params.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
+    row->final = params.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
     if (accept_prob != nullptr) *accept_prob = static_cast<float>(p < q ? p / q : 1.0);
-    return accepted || (by_law && coin * q < p);
+    return accepted || (by_law && coin * q < p * row->weight);
   }
 
   void finish(int64_t num_accepted, Status status) const {
@@ -595,6 +729,12 @@ struct Request {
   }
 };
 
+}  // namespace
+
+#include "cpu/kernels/block_rule.kernel.h"
+
+namespace {
+
 void run_request(ChainRun& run, Lane& lane, int64_t r) {
   Request request(run, lane, r);
   if (run.params->accept_probs != nullptr) {
@@ -604,7 +744,11 @@ void run_request(ChainRun& run, Lane& lane, int64_t r) {
   }
   Status status = Status::kOk;
   int64_t slot = 0;
-  while (const int64_t accepted = request.step(slot, &status)) slot += accepted;
+  if (run.params->rule == Rule::kBlock && !request.greedy) {
+    slot = BlockRule(request).run(&status);
+  } else {
+    while (const int64_t accepted = request.step(slot, &status)) slot += accepted;
+  }
   request.finish(slot, status);
 }
 

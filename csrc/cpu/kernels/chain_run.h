@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/fly.h"
+#include "common/gumbel.h"
 #include "cpu/kernels/chain.h"
 
 /// What the workers of one run_chain call share. Compiled for the baseline; the tiers only use it.
@@ -24,6 +25,8 @@ struct Phase {
     kStats,
     /// Mass of max(p - q, 0) by block.
     kResidual,
+    /// The largest score with Gumbel noise, and the lowest index that has it, in `stats`.
+    kScores,
   };
   Kind kind = kArgmax;
   RowRef row;
@@ -35,6 +38,20 @@ struct Phase {
   /// Null where the law came from a given logsumexp, or as probabilities.
   const BlockStats* draft_stats = nullptr;
   double* masses = nullptr;
+  /// Of the scores only: the noise, and the largest logit.
+  NoiseKey noise{};
+  float reference = 0.0f;
+};
+
+/// A draft that block verification has read.
+struct BlockSlot {
+  /// Its row, and what the residual needs of its draft row.
+  Phase target;
+  int64_t x;
+  double coin, p;
+  /// P: how probable it is that all drafts up to this one are accepted.
+  double chance;
+  bool one_hot, is_unusable;
 };
 
 /// A run of blocks.
@@ -56,6 +73,9 @@ struct alignas(64) Lane {
   BlockStats* target_stats = nullptr;
   BlockStats* draft_stats = nullptr;
   double* masses = nullptr;
+  /// Of block verification: a place for each slot, with the statistics of its target and its draft row.
+  BlockSlot* slots = nullptr;
+  BlockStats* stats_by_slot = nullptr;
 
   void publish(const Phase& next, int num_blocks) {
     phase = next;

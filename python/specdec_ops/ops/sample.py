@@ -39,6 +39,7 @@ def sample(
     uniforms: Tensor | None = None,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
+    sampler: str = "inverse_cdf",
 ) -> SampleOutput:
     """Draws one token per row from ``softmax(logits / temperature)``.
 
@@ -67,6 +68,11 @@ def sample(
         uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds and ``draft_slot``.
         vocab_size: Columns from here on are padding and never win. Default: the width.
         token_dtype: ``torch.int64`` (default) or ``torch.int32``.
+        sampler: ``"inverse_cdf"`` (default); or ``"gumbel"``: the id with the largest sum of its logit (over
+            the temperature) and Gumbel noise, which depends on the seed, the position (``positions`` plus
+            ``draft_slot``) and the id alone. So a draft meets the noise that
+            ``verify_chain(rule="exact_match", sampler="gumbel")`` draws the target's token with, and is that
+            token most of the time. Not for drafts that any other rule verifies. Needs seeds. CPU alone.
 
     Returns:
         A :class:`SampleOutput`. A row with a NaN or +inf gives the argmax of what is not NaN (0 if
@@ -76,7 +82,8 @@ def sample(
     Raises:
         RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
 
-    Source: inverse transform sampling; random numbers by Philox4x32-10 (Salmon et al., SC 2011).
+    Source: inverse transform sampling; Gumbel-max sampling, with noise that is shared as by Daliri et al.,
+    arXiv 2408.07978; random numbers by Philox4x32-10 (Salmon et al., SC 2011).
 
     Example:
         >>> import torch, specdec_ops
@@ -101,6 +108,7 @@ def sample(
             uniforms=uniforms,
             vocab_size=vocab_size,
             token_dtype=token_dtype,
+            sampler=sampler,
         )
     )
 
@@ -117,6 +125,7 @@ def _fake(
     uniforms: Tensor | None = None,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
+    sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = logits.shape[0]
     return (
@@ -139,6 +148,7 @@ def _reference_sample(
     uniforms: Tensor | None = None,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
+    sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     size = logits.shape[1] if vocab_size is None else vocab_size
     tokens, logprobs, logsumexps, statuses = [], [], [], []
@@ -146,10 +156,10 @@ def _reference_sample(
         entry = r if request_indices is None else int(request_indices[r])
         t = float(temperature[entry]) if entry >= 0 else 0.0
         row = _reference.read_row(logits[r], t, size)
+        slot = draft_slot
         if uniforms is not None:
             draw = _reference.TokenDraw(float(uniforms[r]))
         elif seeds is not None and positions is not None and entry >= 0:
-            slot = draft_slot
             if draft_slots is not None:
                 slot = int(draft_slots[r] if draft_slots.dim() > 0 else draft_slots)
             stream = _reference.Stream.TARGET if slot is None else _reference.Stream.DRAFT
@@ -157,6 +167,8 @@ def _reference_sample(
         else:
             draw = _reference.TokenDraw(0.0)
         token = _reference.pick(row.probs, draw)
+        if sampler == "gumbel" and seeds is not None and positions is not None and entry >= 0:
+            token = _reference.pick_by_noise(row.probs, int(seeds[entry]), int(positions[r]) + (slot or 0))
         usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
         tokens.append(token)
         logprobs.append(
@@ -175,7 +187,8 @@ def _reference_sample(
 _op = define(
     "sample(Tensor logits, Tensor temperature, *, Tensor? seeds=None, Tensor? positions=None, "
     "Tensor? request_indices=None, SymInt? draft_slot=None, Tensor? draft_slots=None, "
-    "Tensor? uniforms=None, SymInt? vocab_size=None, ScalarType token_dtype=int64) "
+    "Tensor? uniforms=None, SymInt? vocab_size=None, ScalarType token_dtype=int64, "
+    "str sampler='inverse_cdf') "
     "-> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status)",
     fake=_fake,
     reference=_reference_sample,

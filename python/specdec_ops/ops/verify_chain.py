@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_ops import _reference
+from specdec_ops import _block, _lossy, _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
 from specdec_ops.ops._arguments import (
@@ -18,6 +19,7 @@ from specdec_ops.ops._arguments import (
     per_request,
     seeds_per_request,
 )
+from specdec_ops.rules import LossyRule
 
 
 class VerifyChainOutput(NamedTuple):
@@ -36,7 +38,9 @@ class VerifyChainOutput(NamedTuple):
     #: ``[batch, k + 1]`` float32, of the emitted tokens under the target law, NaN where padded and for
     #: a bonus token that was given.
     logprobs: Tensor | None = None
-    #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached.
+    #: ``[num_drafts]`` float32, ``min(1, p / q)``, NaN for drafts that were not reached. Exact match: ``p``.
+    #: Block verification: how probable it was that this draft and all before it are accepted, for every draft
+    #: of the chain.
     accept_probs: Tensor | None = None
 
 
@@ -68,15 +72,18 @@ def verify_chain(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
+    rule: str | LossyRule = "token",
+    rule_mask: Tensor | None = None,
+    sampler: str = "inverse_cdf",
 ) -> VerifyChainOutput:
-    """Verifies each request's chain of drafts by token-level speculative sampling.
+    """Verifies each request's chain of drafts by speculative sampling.
 
-    Draft ``x`` with target probability ``p`` and draft probability ``q`` is accepted if
+    At token level, draft ``x`` with target probability ``p`` and draft probability ``q`` is accepted if
     ``u * q < p``. At the first rejection one token is drawn from the normalised ``max(p - q, 0)``
     (recovered); if every draft is accepted, one from the last row (bonus). The emitted tokens follow
     the target law exactly, whatever drafted them. A greedy request accepts the longest prefix of
     drafts that equal the argmax and emits the next argmax. Rows are read in order and only until
-    the request's fate is known; no probability tensor is made.
+    the request's fate is known; no probability tensor is made. ``rule`` puts another rule in its place.
 
     The draft law is one of: nothing (a one-hot law at the draft, exact for every drafter and the
     right choice for argmax and n-gram drafters), ``draft_logits``, ``draft_probs``, or a sparse law
@@ -143,8 +150,23 @@ def verify_chain(
             read from ``cu_num_draft_tokens`` (a sync on an accelerator, a graph break in compile).
         return_logsumexp: Fill ``logsumexp``. Greedy requests: at temperature 1.
         return_logprobs: Fill ``logprobs``. Greedy requests: at temperature 1.
-        return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates`` and FLy do
-            not show in it.
+        return_accept_probs: Fill ``accept_probs``. Greedy requests: 1 or 0. ``accept_rates``, FLy and
+            lossy rules do not show in it.
+        rule: Which drafts are kept. Greedy requests are judged alike by all of these, and all follow the
+            target law. ``"token"`` (default). ``"block"``: block verification, which judges the chain as a
+            whole and accepts as many drafts or more on average; without a draft law, or with one draft, just
+            as many.
+            ``"exact_match"``: a token is drawn from ``p`` in every slot, the one that ``sample`` draws at its
+            position, and a draft is accepted if it equals that; draft laws are not looked at. The emitted
+            tokens are then those of plain sampling with the same seed, whatever is drafted. With uniforms,
+            those of a slot draw its token. Or a lossy rule, one of :mod:`specdec_ops.rules`, such as
+            ``Typical()``: **the emitted tokens then do not follow the target law.** Others than ``"token"``
+            not with ``accept_rates`` or FLy, and on the CPU alone.
+        rule_mask: ``[num_drafts]`` bool, with a lossy rule: drafts where it is False are judged at token
+            level. Default: all True.
+        sampler: ``"inverse_cdf"`` (default); or ``"gumbel"``, with ``rule="exact_match"`` and seeds alone:
+            the tokens are drawn by Gumbel noise of the seed, the position and the id. Drafts that ``sample``
+            has drawn with it at the same positions agree most of the time.
 
     Returns:
         A :class:`VerifyChainOutput`.
@@ -154,7 +176,8 @@ def verify_chain(
 
     Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318. With seeds and a dense draft
     law the recovered token is found by von Neumann's rejection sampling, which has the same law; so only the
-    entries of a draft row that are consulted can make it unusable. FLy: Li et al., arXiv 2511.22972; it and
+    entries of a draft row that are consulted can make it unusable. Block verification: Sun et al., arXiv
+    2403.10444. Shared Gumbel noise: Daliri et al., arXiv 2408.07978. FLy: Li et al., arXiv 2511.22972; it and
     synthetic acceptance as in vLLM 0.33.0 (``v1/spec_decode/fly.py``, ``v1/sample/rejection_sampler.py``).
 
     Example:
@@ -174,7 +197,7 @@ def verify_chain(
         by_request = ((value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law))
         laws = ((law, 3) for law in (draft_logits, draft_probs, draft_support_ids))
         num_entries = number_of_entries(batch, *by_request, *laws)
-    # By position: twenty-six keywords cost a call on one request several microseconds.
+    # By position: thirty keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -202,6 +225,10 @@ def verify_chain(
         return_logsumexp,
         return_logprobs,
         return_accept_probs,
+        rule if isinstance(rule, str) else rule.name,
+        () if isinstance(rule, str) else rule,
+        rule_mask,
+        sampler,
     )
     if not extras:
         return VerifyChainOutput(token_ids, num_accepted, status)
@@ -243,6 +270,10 @@ def _fake(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
+    rule: str = "token",
+    rule_parameters: Sequence[float] = (),
+    rule_mask: Tensor | None = None,
+    sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     batch = cu_num_draft_tokens.shape[0] - 1
     width = max_num_draft_tokens + 1
@@ -288,6 +319,10 @@ def _reference_verify_chain(
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
     return_accept_probs: bool = False,
+    rule: str = "token",
+    rule_parameters: Sequence[float] = (),
+    rule_mask: Tensor | None = None,
+    sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     size = target_logits.shape[1] if vocab_size is None else vocab_size
     batch = cu_num_draft_tokens.shape[0] - 1
@@ -341,6 +376,15 @@ def _reference_verify_chain(
             return 0.0
         return _reference.uniform(int(seeds[r]), _reference.Stream.ACCEPT, i, int(positions[r]))
 
+    def drawn(r: int, i: int, row: _reference.Row) -> int:
+        """A token of the target's law at slot i, by the numbers of the slot."""
+        if sampler == "gumbel" and seeds is not None and positions is not None:
+            return _reference.pick_by_noise(row.probs, int(seeds[r]), int(positions[r]) + i)
+        if rule == "exact_match" and accept_uniforms is not None and cu[r] + i < cu[r + 1]:
+            return _reference.pick(row.probs, _reference.TokenDraw(float(accept_uniforms[cu[r] + i])))
+        draws = _reference.draws_of(recovered_uniforms, seeds, positions, r, slot=i)
+        return _reference.pick(row.probs, draws(0))
+
     def judge(r: int, i: int) -> _Judged:
         """Reads the row of slot i and says what its coin makes of the draft there."""
         t, draft = float(temperature[r]), cu[r] + i
@@ -351,13 +395,62 @@ def _reference_verify_chain(
         if not t >= _reference.GREEDY_TEMPERATURE:
             accepted = x == row.argmax
             accept_prob = float(accepted)
+        elif rule == "exact_match":
+            accepted, accept_prob = x == drawn(r, i, row), float(row.probs[x])
         else:
             accepted, accept_prob = _reference.judge(
                 row.probs, x, coin(r, i), law_of(r), draft, needs_q=return_accept_probs
             )
         if accept_rates is not None:
             accepted = coin(r, i) < float(accept_rates[i])
+        if is_lossy(r, i):
+            at_row = _lossy.AtRow(target_logits[first_row(r) + i, :size], t, row, x)
+            accepted = _lossy.accepts(rule, rule_parameters, at_row, coin(r, i), law_of(r), draft, accepted)
         return _Judged(row, x, True, accepted, accept_prob)
+
+    def is_lossy(r: int, i: int) -> bool:
+        return rule in _lossy.RULES and (rule_mask is None or bool(rule_mask[cu[r] + i]))
+
+    def verify_block(r: int) -> None:
+        """Block verification of a request that samples."""
+        t = float(temperature[r])
+        slots: list[_block.Slot] = []
+        for i in range(cu[r + 1] - cu[r]):
+            judged = judge(r, i)
+            if not judged.valid:
+                break
+            slots.append(_block.Slot(judged.row.probs, judged.x, coin(r, i), law_of(r), cu[r] + i))
+        if not slots or recovered_uniforms is not None or seeds is None or positions is None:
+            numbers = None
+        else:
+            numbers = _block.Numbers(int(seeds[r]), int(positions[r]))
+        draws = [
+            _reference.draws_of(recovered_uniforms, seeds, positions, r, slot=i)
+            for i in range(len(slots) + 1)
+        ]
+        accepted, token, found, chances = _block.verify(slots, numbers, draws)
+        accept_probs[cu[r] : cu[r] + len(slots)] = torch.tensor(chances, dtype=torch.float32)
+        ids = [slot.x for slot in slots[:accepted]]
+        if token is None and cu[r] + accepted == cu[r + 1] and bonus_token_ids is not None:
+            given = int(bonus_token_ids[r])
+            if 0 <= given < size:
+                token_ids[r, accepted] = given
+            elif given != -1:
+                found = Status.INVALID_DRAFT_ID
+        else:
+            end = judge(r, accepted)
+            if token is None:
+                token, found = _reference.pick(end.row.probs, draws[accepted](0)), end.row.status
+                if found == Status.OK and end.x != -1:
+                    found = Status.INVALID_DRAFT_ID
+            ids.append(token)
+        for i, x in enumerate(ids):
+            row = judge(r, i).row
+            token_ids[r, i] = x
+            logsumexp[first_row(r) + i] = row.logsumexp
+            if row.status == Status.OK:
+                logprobs[r, i] = float(target_logits[first_row(r) + i, x]) / t - row.logsumexp
+        num_accepted[r], status[r] = accepted, int(found)
 
     def window_after(r: int, i: int, x: int) -> list[_Judged]:
         """FLy: the drafts that make up for the rejection of draft x in slot i; none if they do not."""
@@ -374,6 +467,9 @@ def _reference_verify_chain(
     for r in range(batch):
         t, num_drafts = float(temperature[r]), cu[r + 1] - cu[r]
         greedy = not t >= _reference.GREEDY_TEMPERATURE
+        if rule == "block" and not greedy:
+            verify_block(r)
+            continue
         i = 0
         while i < num_drafts or bonus_token_ids is None:
             judged = [judge(r, i)]
@@ -385,10 +481,17 @@ def _reference_verify_chain(
             found = row.status
             if accepted:
                 token = x
-            elif valid and not greedy:
+            elif valid and is_lossy(r, i) and (greedy or rule in _lossy.EMIT_ARGMAX):
+                token, found = row.argmax, Status.OK
+            elif valid and is_lossy(r, i) and rule == "thresholds":
+                token, found = _reference.recover(row.probs, x, _lossy.no_law(law_of(r)), cu[r] + i, draws)
+            elif valid and is_lossy(r, i) and rule == "lenience":
+                p = row.probs / rule_parameters[0]
+                token, found = _reference.recover(p, x, law_of(r), cu[r] + i, draws)
+            elif valid and not greedy and rule != "exact_match":
                 token, found = _reference.recover(row.probs, x, law_of(r), cu[r] + i, draws)
             else:
-                token = _reference.pick(row.probs, draws(0))
+                token = drawn(r, i, row)
                 if x != -1 and not valid and row.status == Status.OK:
                     found = Status.INVALID_DRAFT_ID
             for j, (row, x, valid, _, accept_prob) in enumerate(judged, start=i):
@@ -439,7 +542,8 @@ _op = define(
     "Tensor? accept_uniforms=None, Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, "
     "Tensor? accept_rates=None, int? fly_window_size=None, float fly_entropy_threshold=0.3, "
     "int fly_entropy_top_k=3, SymInt? vocab_size=None, bool return_logsumexp=False, "
-    "bool return_logprobs=False, bool return_accept_probs=False) "
+    "bool return_logprobs=False, bool return_accept_probs=False, "
+    "str rule='token', float[] rule_parameters=[], Tensor? rule_mask=None, str sampler='inverse_cdf') "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,
     reference=_reference_verify_chain,
