@@ -78,3 +78,38 @@ def sample_recovered(inputs: Inputs) -> Call:
         return weights.multinomial(1).squeeze(1)
 
     return call
+
+
+def row_statistics(inputs: Inputs) -> Call:
+    """Log-softmax of all rows, and the sum of the smaller probabilities of each pair."""
+    draft_logits = inputs.draft_logits
+
+    def rows() -> tuple[Tensor, ...]:
+        logprobs = inputs.target_logits.log_softmax(dim=1, dtype=torch.float32)
+        largest = logprobs.topk(2, dim=1).values
+        return largest[:, 0].exp(), largest[:, 0] - largest[:, 1], -(logprobs.exp() * logprobs).sum(dim=1)
+
+    def pairs() -> tuple[Tensor, ...]:
+        assert draft_logits is not None
+        logprobs = inputs.target_logits[inputs.target_rows].log_softmax(dim=1, dtype=torch.float32)
+        largest = logprobs.topk(2, dim=1).values
+        p, q = logprobs.exp(), draft_logits.softmax(dim=1, dtype=torch.float32)
+        return largest[:, 0], -(p * logprobs).sum(dim=1), torch.minimum(p, q).sum(dim=1)
+
+    return rows if draft_logits is None else pairs
+
+
+#: Ids that are listed beside a token.
+TOP_N = 20
+
+
+def token_logprobs(inputs: Inputs) -> Call:
+    """Log-softmax of all rows, the largest of them, and a count."""
+    tokens = inputs.target_logits.argmax(dim=1, keepdim=True)
+
+    def call() -> tuple[Tensor, Tensor]:
+        logprobs = inputs.target_logits.log_softmax(dim=1, dtype=torch.float32)
+        own = logprobs.gather(1, tokens)
+        return torch.cat([own, logprobs.topk(TOP_N, dim=1).values], dim=1), (logprobs >= own).sum(dim=1)
+
+    return call

@@ -185,6 +185,17 @@ class TestLaws:
         got = self.joint_law(default_native, lambda _, before: by_context[before], budget)
         assert got == self.wanted()
 
+    def test_the_law_of_docs_numerics_where_an_estimate_looks_at_the_draft(
+        self, default_native: Implementation
+    ) -> None:
+        """Drafts of id 2 are never verified: 3/5, 13/40 and 3/40 in place of 1/2, 1/4 and 1/4."""
+        first: Counter[int] = Counter()
+        for x in range(3):
+            (count,), _ = plan(default_native, [[0.0 if x == 2 else 1.0]], budget=1)
+            for tokens, chance in self.emitted((x,), count).items():
+                first[tokens[0]] += self.Q[x] * chance
+        assert first == {0: Fraction(3, 5), 1: Fraction(13, 40), 2: Fraction(3, 40)}
+
     def test_estimates_that_look_at_the_draft_do_not(self, default_native: Implementation) -> None:
         """The negative control: slots that hold the last id count as unlikely."""
         got = self.joint_law(default_native, lambda x, _: 0.1 if x == 2 else 0.7, 2)

@@ -1,4 +1,4 @@
-// The ops around verification: what comes before it, and what is reported of it.
+// The ops of docs/engines.md that work around verification.
 
 #include <torch/csrc/stable/library.h>
 
