@@ -5,6 +5,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "common/philox.h"
 #include "cpu/kernels/float_environment.h"
 #include "cpu/kernels/isa.h"
 #include "cpu/kernels/types.h"
