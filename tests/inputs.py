@@ -123,12 +123,16 @@ class Entries(NamedTuple):
 
 
 #: What ``verify_chain`` finds at a request's index.
-KEPT = ("temperature", "draft_temperature", "has_draft_law", "seeds")
+KEPT = (
+    *("temperature", "draft_temperature", "has_draft_law", "seeds"),
+    *("top_k", "top_p", "min_p", "draft_top_k", "draft_top_p", "draft_min_p"),
+)
 #: What it may find there for each slot.
 KEPT_BY_SLOT = (
     "draft_logits",
     "draft_probs",
     "draft_logsumexp",
+    "draft_thresholds",
     "draft_support_ids",
     "draft_support_logprobs",
 )

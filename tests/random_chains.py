@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import filtering
 import inputs
 import torch
 from torch import Tensor
@@ -139,6 +140,36 @@ def keep_in_entries(arguments: inputs.Arguments, choice: random.Random) -> None:
     arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))
 
 
+def add_filters(arguments: inputs.Arguments, choice: random.Random) -> None:
+    """Filters for the target, for the drafts, or both; drafts that often pass them."""
+    if choice.random() < 0.9:
+        filtering.add_filters(arguments, choice)
+    draft, ids = arguments.get("draft_logits"), arguments["draft_token_ids"]
+    if draft is not None and "draft_logsumexp" not in arguments and choice.random() < 0.6:
+        filtering.add_filters(arguments, choice, "draft_")
+    elif draft is not None and choice.random() < 0.6:
+        quantiles = [draft[i].float().nan_to_num(0.0).quantile(choice.random()) for i in range(len(draft))]
+        arguments["draft_thresholds"] = torch.tensor(quantiles)
+        arguments["draft_thresholds"][torch.rand(len(draft)) < 0.2] = choice.choice((-INF, INF, NAN))
+    likely = arguments["target_logits"] if draft is None or choice.random() < 0.3 else draft
+    size = arguments.get("vocab_size", likely.shape[1])
+    for i in range(ids.shape[0]):
+        if choice.random() < 0.5:
+            ids[i] = likely[i, :size].float().nan_to_num(-INF).argmax()
+
+
+FILTERS = {
+    "filters": (add_filters,),
+    "filters, fly": (add_fly, add_filters),
+    "filters, accept_rates, bonus_token_ids": (add_filters, add_accept_rates, add_bonus_token_ids),
+    "request_indices, filters": (add_filters, keep_in_entries),
+    "request_indices, filters, fly, bonus_token_ids": (
+        add_fly,
+        add_filters,
+        add_bonus_token_ids,
+        keep_in_entries,
+    ),
+}
 OPTIONS = {
     "request_indices": (keep_in_entries,),
     "request_indices, accept_rates, bonus_token_ids": (
@@ -164,12 +195,14 @@ def random_chain_with(
     if choice.random() < 0.4:
         batch = arguments["temperature"].shape[0]
         arguments["temperature"][torch.rand(batch, generator=inputs.generator(seed)) < 0.5] = 0.0
-    for add in OPTIONS[option]:
+    for add in {**OPTIONS, **FILTERS}[option]:
         add(arguments, choice)
     return arguments, flags, f"{option}, {context}"
 
 
-def for_sample(seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES) -> tuple[inputs.Arguments, str]:
+def for_sample(
+    seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES, *, filters: bool = False
+) -> tuple[inputs.Arguments, str]:
     """Arguments of sample, and what they are."""
     choice = random.Random(seed)
     chain, _, context = random_chain(seed, vocab_sizes=vocab_sizes)
@@ -187,6 +220,11 @@ def for_sample(seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES) -> tuple[inp
         arguments["positions"] = torch.randint(0, 2**40, (batch,), generator=draw)
         slots = torch.tensor([choice.randrange(9) for _ in range(batch)], dtype=torch.int32)
         arguments["draft_slot"] = choice.choice((None, 0, 3, torch.tensor(3), slots))
+    if filters:
+        arguments["logits"] = filtering.rows(choice, batch, logits.shape[1], logits.dtype)
+        filtering.add_filters(arguments, choice)
+        if choice.random() < 0.2:
+            spoil(arguments["logits"], choice)
     if choice.random() < 0.4:
         indices = [choice.randrange(-1, batch) for _ in range(batch)]
         arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))

@@ -115,8 +115,14 @@ def test_columns_behind_the_vocabulary_never_count(native: Implementation) -> No
 def test_empty_batch(implementation: Implementation) -> None:
     """B5."""
     out = implementation.sample(torch.zeros(0, 5), temperature=0.0, token_dtype=torch.int32)
-    assert [tuple(value.shape) for value in out] == [(0,)] * 4
-    assert [value.dtype for value in out] == [torch.int32, torch.float32, torch.float64, torch.int32]
+    assert [tuple(value.shape) for value in out] == [(0,)] * 5
+    assert [value.dtype for value in out] == [
+        torch.int32,
+        torch.float32,
+        torch.float64,
+        torch.int32,
+        torch.float32,
+    ]
 
 
 def test_all_ids_of_a_law_appear(implementation: Implementation) -> None:

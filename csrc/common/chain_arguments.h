@@ -36,6 +36,13 @@ struct DraftLawArguments {
   const OptionalTensor& has_law;
 };
 
+/// Top-k, top-p and min-p of an op, for the target or the drafts.
+struct FilterArguments {
+  const OptionalTensor& top_k;
+  const OptionalTensor& top_p;
+  const OptionalTensor& min_p;
+};
+
 /// Returns how temperatures, seeds and the like are laid out; `by_request` spells it out where requests have
 /// no indices.
 inline ChainShapes set_request_indices(const Checks& checks, const OptionalTensor& indices,
@@ -144,6 +151,46 @@ inline void set_draft_law(const Checks& checks, const DraftLawArguments& law, co
     checks.vector(*law.has_law, "has_draft_law", shapes.entries, shapes.num_entries);
     params->has_draft_law = bool_view(*law.has_law);
   }
+}
+
+/// `names` of top_k, top_p and min_p. What a value out of range means is in filters_from.
+inline void set_filters(const Checks& checks, const FilterArguments& filters, const char* const (&names)[3],
+                        const ChainShapes& shapes, FilterViews* views) {
+  if (filters.top_k) {
+    checks.integer(*filters.top_k, names[0]);
+    checks.vector(*filters.top_k, names[0], shapes.entries, shapes.num_entries);
+    views->top_k = int_view(*filters.top_k);
+  }
+  const auto set_real = [&](const OptionalTensor& tensor, const char* name, RealView* view) {
+    if (!tensor) return;
+    checks.dtype(*tensor, name, {ScalarType::Float}, "float32");
+    checks.vector(*tensor, name, shapes.entries, shapes.num_entries);
+    *view = real_view(*tensor);
+  };
+  set_real(filters.top_p, names[1], &views->top_p);
+  set_real(filters.min_p, names[2], &views->min_p);
+}
+
+/// What masks draft logits: thresholds that are known, or filters that they are found by.
+inline void set_draft_filters(const Checks& checks, const FilterArguments& filters,
+                              const OptionalTensor& thresholds, const ChainShapes& shapes,
+                              ChainParams* params) {
+  constexpr const char* kNames[] = {"draft_top_k", "draft_top_p", "draft_min_p"};
+  set_filters(checks, filters, kNames, shapes, &params->draft_filters);
+  const char* first = filters.top_k ? kNames[0] : filters.top_p ? kNames[1] : kNames[2];
+  checks.require(!params->draft_filters || params->draft_law == DraftLawKind::kLogits, first,
+                 " must be given with draft_logits, got it without");
+  checks.require(!params->draft_filters || !params->draft_logsumexp,
+                 "draft_logsumexp of filtered rows must be given with draft_thresholds, got ", first);
+  if (!thresholds) return;
+  checks.require(params->draft_law == DraftLawKind::kLogits,
+                 "draft_thresholds must be given with draft_logits, got it without");
+  checks.require(!params->draft_filters, "draft_thresholds and ", first, " must be at most one, got both");
+  checks.dtype(*thresholds, "draft_thresholds", {ScalarType::Float}, "float32");
+  const bool in_entries =
+      lies_in_entries(checks, *thresholds, "draft_thresholds", 0, "[max_requests, k]", shapes);
+  if (!in_entries) checks.vector(*thresholds, "draft_thresholds", "[num_drafts]", shapes.num_drafts);
+  params->draft_thresholds = draft_view(*thresholds, real_view(*thresholds), in_entries);
 }
 
 /// Of a batch in host memory: without random numbers every request must be greedy.

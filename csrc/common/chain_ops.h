@@ -40,9 +40,11 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const OptionalTensor& accept_uniforms, const OptionalTensor& recovered_uniforms,
     const OptionalTensor& bonus_token_ids, const OptionalTensor& accept_rates,
     std::optional<int64_t> fly_window_size, double fly_entropy_threshold, int64_t fly_entropy_top_k,
-    std::optional<int64_t> vocab_size, bool return_logsumexp, bool return_logprobs, bool return_accept_probs,
-    const std::string& rule, const std::vector<double>& rule_parameters, const OptionalTensor& rule_mask,
-    const std::string& sampler) {
+    const OptionalTensor& top_k, const OptionalTensor& top_p, const OptionalTensor& min_p,
+    const OptionalTensor& draft_top_k, const OptionalTensor& draft_top_p, const OptionalTensor& draft_min_p,
+    const OptionalTensor& draft_thresholds, bool joint_filters, std::optional<int64_t> vocab_size,
+    bool return_logsumexp, bool return_logprobs, bool return_accept_probs, const std::string& rule,
+    const std::vector<double>& rule_parameters, const OptionalTensor& rule_mask, const std::string& sampler) {
   const Checks checks = Backend::checks("verify_chain", target_logits);
   ChainParams params;
   checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens");
@@ -99,6 +101,9 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
                 {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
                  draft_temperature, has_draft_law},
                 shapes, &params);
+  set_filters(checks, {top_k, top_p, min_p}, {"top_k", "top_p", "min_p"}, shapes, &params.filters);
+  set_draft_filters(checks, {draft_top_k, draft_top_p, draft_min_p}, draft_thresholds, shapes, &params);
+  params.joint_filters = joint_filters;
   set_seeds(checks, seeds, positions, shapes, "[batch]", &params);
   checks.require(accept_uniforms.has_value() == recovered_uniforms.has_value(),
                  "accept_uniforms and recovered_uniforms must be given together, got one");
@@ -149,11 +154,12 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
     const Tensor& logits, const Tensor& temperature, const OptionalTensor& seeds,
     const OptionalTensor& positions, const OptionalTensor& request_indices, std::optional<int64_t> draft_slot,
-    const OptionalTensor& draft_slots, const OptionalTensor& uniforms, std::optional<int64_t> vocab_size,
-    ScalarType token_dtype, const std::string& sampler) {
+    const OptionalTensor& draft_slots, const OptionalTensor& uniforms, const OptionalTensor& top_k,
+    const OptionalTensor& top_p, const OptionalTensor& min_p, bool joint_filters,
+    std::optional<int64_t> vocab_size, ScalarType token_dtype, const std::string& sampler) {
   const Checks checks = Backend::checks("sample", logits);
   ChainParams params;
   checks.require(logits.dim() == 2, "logits must be [batch, width], got ", shape_of(logits));
@@ -165,6 +171,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
   // Rows of no request are padding.
   if constexpr (Backend::kValuesOnHost) require_request_indices(checks, params, -1, "row");
   set_temperature(checks, temperature, shapes, &params);
+  set_filters(checks, {top_k, top_p, min_p}, {"top_k", "top_p", "min_p"}, shapes, &params.filters);
+  params.joint_filters = joint_filters;
   set_seeds(checks, seeds, positions, shapes, "[batch]", &params);
   checks.require(!seeds || !uniforms, "seeds and uniforms must be at most one, got both");
   if (uniforms) {
@@ -197,13 +205,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
   Tensor logprobs = empty_beside(logits, {params.batch}, ScalarType::Float);
   Tensor logsumexp = empty_beside(logits, {params.batch}, ScalarType::Double);
   Tensor status = empty_beside(logits, {params.batch}, ScalarType::Int);
+  Tensor thresholds = empty_beside(logits, {params.batch}, ScalarType::Float);
   params.token_ids = token_ids.mutable_data_ptr();
   params.token_ids_are_int64 = token_dtype == ScalarType::Long;
   params.logprobs = static_cast<float*>(logprobs.mutable_data_ptr());
   params.logsumexp = static_cast<double*>(logsumexp.mutable_data_ptr());
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());
+  params.thresholds = static_cast<float*>(thresholds.mutable_data_ptr());
   if (params.batch > 0) Backend::run(checks, params, logits);
-  return {std::move(token_ids), std::move(logprobs), std::move(logsumexp), std::move(status)};
+  return {std::move(token_ids), std::move(logprobs), std::move(logsumexp), std::move(status),
+          std::move(thresholds)};
 }
 
 template <class Backend>

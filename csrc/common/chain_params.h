@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "common/filters.h"
 #include "common/philox.h"
 #include "common/row_law.h"
 #include "common/spans.h"
@@ -109,6 +110,15 @@ struct ChainParams {
   /// May be empty: the target's.
   RealView draft_temperature;
 
+  /// What masks ids of the laws before anything is drawn or compared; greedy requests have none.
+  FilterViews filters;
+  /// Of draft logits.
+  FilterViews draft_filters;
+  /// Top-p of the whole row, not of what the other filters leave.
+  bool joint_filters = false;
+  /// Where draft logits below are masked. May be empty.
+  DraftView<RealView> draft_thresholds;
+
   /// Either seeds and positions, or uniforms; neither where every request is greedy.
   IntView seeds;
   IntView positions;
@@ -132,6 +142,7 @@ struct ChainParams {
   double* logsumexp = nullptr;    ///< [rows]
   float* logprobs = nullptr;      ///< [batch, width]
   float* accept_probs = nullptr;  ///< [drafts]
+  float* thresholds = nullptr;    ///< [rows]
 };
 
 /// The entry of a request; -1: it has none and is greedy. Where nobody has checked the indices, none leads

@@ -26,6 +26,12 @@ SPECDEC_HOST_DEVICE constexpr float exp2_coefficient(int i) {
 /// low bits of the sum.
 constexpr float kExp2Magic = 12582912.0f + 127.0f;
 
+/// Masses for top-p are whole multiples of 2^-40 of what the largest id of a block weighs. Those of a block
+/// add up to at most 2^52: exactly, in any order, as integers or in float64.
+constexpr double kMassUnits = 0x1p40;
+/// Adding this to a float64 leaves an integer, rounded to even, in the low bits.
+constexpr double kMassMagic = 0x1.8p52;
+
 SPECDEC_HOST_DEVICE float fma32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 SPECDEC_HOST_DEVICE double fma64(double a, double b, double c) { return __builtin_fma(a, b, c); }
 

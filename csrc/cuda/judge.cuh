@@ -1068,6 +1068,7 @@ class Judge {
     const int64_t slot = begin_ + i;
     const Verdict& verdict = s_.verdicts[i];
     if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = s_.laws[i].logsumexp;
+    if (params_.thresholds != nullptr) params_.thresholds[request_.first_row + slot] = kMasked;
     if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
       params_.accept_probs[request_.first_draft + slot] = verdict.accept_prob;
     }

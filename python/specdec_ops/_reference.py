@@ -157,6 +157,50 @@ def read_row(logits: Tensor, temperature: float, vocab_size: int) -> Row:
     return Row(one_hot if greedy else weights / total, logsumexp, argmax, Status.OK)
 
 
+class Filters(NamedTuple):
+    """Top-k, top-p and min-p of one request; the defaults filter nothing."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    #: Whether top-p is of the probability of the whole row, not of what the others keep.
+    joint: bool = False
+
+    @classmethod
+    def of(
+        cls, entry: int, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None, joint: bool
+    ) -> Filters:
+        """The filters of an entry of tensors."""
+        return cls(
+            int(top_k[entry]) if top_k is not None else 0,
+            float(top_p[entry]) if top_p is not None else 1.0,
+            float(min_p[entry]) if min_p is not None else 0.0,
+            joint,
+        )
+
+
+def filter_row_(logits: Tensor, temperature: float, vocab_size: int, filters: Filters) -> float:
+    """Masks what filters leave out of a row; returns the threshold, -inf where nothing was to be done."""
+    row = read_row(logits, temperature, vocab_size)
+    if not temperature >= GREEDY_TEMPERATURE or row.status != Status.OK:
+        return -math.inf
+    x = logits[:vocab_size].detach().to("cpu", torch.float64).numpy()
+    order = np.argsort(-x, kind="stable")
+    threshold = -math.inf
+    if filters.min_p > 0:
+        kept = x - x.max() >= math.log(min(filters.min_p, 1.0)) * temperature
+        threshold = float(x[kept].min())
+    if 0 < filters.top_k < vocab_size:
+        threshold = max(threshold, float(x[order[filters.top_k - 1]]))
+    if filters.top_p < 1:
+        whole = 1.0 if filters.joint else float(row.probs[x >= threshold].sum())
+        reached = np.flatnonzero(np.cumsum(row.probs[order]) >= filters.top_p * whole)
+        last = int(reached[0]) if reached.size else int((x > -np.inf).sum()) - 1
+        threshold = max(threshold, float(x[order[last]]))
+    logits[logits < threshold] = -math.inf
+    return threshold
+
+
 def choose(weights: Float64Array, u: float) -> int:
     """Inverse CDF: the first index whose prefix exceeds ``u * total``, else the last with weight."""
     prefix = np.cumsum(weights)

@@ -37,8 +37,8 @@ void one_after_another(int num_workers, void (*task)(void*, int), void* context)
 struct Case {
   std::vector<float> target, draft, logprobs_in;
   std::vector<uint16_t> target_half;
-  std::vector<int64_t> cu, draft_ids, seeds, positions, support_ids, indices;
-  std::vector<float> temperature;
+  std::vector<int64_t> cu, draft_ids, seeds, positions, support_ids, indices, top_k;
+  std::vector<float> temperature, top_p, min_p;
   ChainParams params;
 
   explicit Case(std::mt19937& random) {
@@ -106,6 +106,19 @@ struct Case {
     params.draft_support_logprobs = view_of_laws(RealView{logprobs_in.data(), 1, false, 3}, 3);
     params.draft_support_size = 3;
     params.temperature = {temperature.data(), 1, false};
+    for (int r = 0; r < batch; ++r) {
+      top_k.push_back(below(3) == 0 ? 0 : 1 + below(below(2) == 0 ? 60 : static_cast<int>(vocab)));
+      top_p.push_back(below(3) == 0 ? 1.0f : 0.01f * static_cast<float>(below(101)));
+      min_p.push_back(below(3) == 0 ? 0.0f : 0.001f * static_cast<float>(1 + below(300)));
+    }
+    const auto some = [&](FilterViews& views) {
+      if (below(2) == 0) views.top_k = {top_k.data(), 1, true};
+      if (below(2) == 0) views.top_p = {top_p.data(), 1, false};
+      if (below(3) == 0) views.min_p = {min_p.data(), 1, false};
+    };
+    if (below(2) == 0) some(params.filters);
+    if (below(3) == 0 && params.draft_law == DraftLawKind::kLogits) some(params.draft_filters);
+    params.joint_filters = below(2) == 0;
     params.seeds = {seeds.data(), 1, true};
     params.positions = {positions.data(), 1, true};
     params.width = 4;

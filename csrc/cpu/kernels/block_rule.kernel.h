@@ -128,7 +128,7 @@ class BlockRule {
         q = q + exp2_f64(at(r_.support_logprobs, slot, i) * kLog2E);
       }
       if (!is_first) continue;
-      const double p = target.law.prob(element(target.row.data, target.row.dtype, id));
+      const double p = target.law.prob(element(target.row, id));
       inside = inside + p;
       const double rest = chance * p - q;
       if (rest > 0.0) beyond = beyond + rest;
@@ -155,8 +155,9 @@ class BlockRule {
       // The coin of the slot is the first number of the first attempt.
       const double u = attempt == 0 ? slot.coin : slot_uniform(s, 2 * attempt);
       if (!(u < slot.chance)) return false;
-      const int64_t y = r_.pick(target, Request::Final::kTarget, -1, -1, total, TokenDraw::from(u / slot.chance));
-      const double p = slot.chance * target.law.prob(element(target.row.data, target.row.dtype, y));
+      const int64_t y =
+          r_.pick(target, Request::Final::kTarget, -1, -1, total, TokenDraw::from(u / slot.chance));
+      const double p = slot.chance * target.law.prob(element(target.row, y));
       const double q = r_.dense_prob(target, y);
       if (!is_finite(q)) *status = Status::kUnusableDraftLaw;
       if (!is_finite(q) || slot_uniform(s, 2 * attempt + 1) * p < p - q) {
@@ -212,7 +213,7 @@ class BlockRule {
   void emit(int64_t slot, int64_t token) const {
     const Phase& target = slots_[slot].target;
     r_.emit(slot, token);
-    r_.emit_logprob(slot, target.law.log2_prob(element(target.row.data, target.row.dtype, token)) * kLn2);
+    r_.emit_logprob(slot, target.law.log2_prob(element(target.row, token)) * kLn2);
   }
 
   Request& r_;

@@ -83,6 +83,20 @@ int pad_block(const T* x, int n, float* padded, float padding = -__builtin_inff(
   return rows;
 }
 
+/// Masks what lies below the threshold.
+void mask_block(float* x, int rows, float threshold) {
+  const F32 floor = set1(threshold);
+  for (int i = 0; i < rows * kNumLanes; i += F32::kLanes) store(x + i, mask_below(load(x + i), floor));
+}
+
+float largest_lane(F32 a) {
+  float lanes[F32::kLanes];
+  store(lanes, a);
+  float largest = lanes[0];
+  for (int l = 1; l < F32::kLanes; ++l) largest = lanes[l] > largest ? lanes[l] : largest;
+  return largest;
+}
+
 /// The largest element that is not NaN, -inf if there is none.
 template <class T>
 float block_max(const T* x, int rows, bool* has_nan) {
@@ -101,10 +115,7 @@ float block_max(const T* x, int rows, bool* has_nan) {
     }
   }
   for (int u = 1; u < kInStep; ++u) best[0] = max(best[u], best[0]);
-  float lanes[F32::kLanes];
-  store(lanes, best[0]);
-  float result = lanes[0];
-  for (int l = 1; l < F32::kLanes; ++l) result = lanes[l] > result ? lanes[l] : result;
+  const float result = largest_lane(best[0]);
   if (has_nan != nullptr) {
     *has_nan = false;
     for (int u = 0; u < kInStep; ++u) *has_nan |= seen(nan[u]);

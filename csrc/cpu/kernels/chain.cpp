@@ -41,16 +41,48 @@ int num_blocks_of(const ChainParams& params) {
 }
 
 /// Slots that have a place of their own.
-size_t num_places(const ChainParams& params) {
-  return params.rule == Rule::kBlock ? static_cast<size_t>(params.width) : 0;
+int64_t num_places(const ChainParams& params) { return params.rule == Rule::kBlock ? params.width : 0; }
+
+/// Cuts the memory of lanes into arrays.
+class Cutter {
+ public:
+  explicit Cutter(char* memory) : memory_(memory) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    char* array = memory_ == nullptr ? nullptr : memory_ + size_;
+    size_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(array);
+  }
+  size_t size() const { return size_; }
+
+ private:
+  char* memory_;
+  size_t size_ = 0;
+};
+
+/// Gives a lane its arrays; returns the bytes that they take.
+size_t lay_out(const ChainParams& params, char* memory, Lane* lane) {
+  const int64_t num_blocks = num_blocks_of(params), places = num_places(params);
+  Cutter cutter(memory);
+  lane->masses = cutter.take<double>(num_blocks);
+  lane->target_stats = cutter.take<BlockStats>(num_blocks);
+  lane->draft_stats = cutter.take<BlockStats>(num_blocks);
+  lane->slots = cutter.take<BlockSlot>(places);
+  lane->stats_by_slot = cutter.take<BlockStats>(2 * places * num_blocks);
+  if (params.filters || params.draft_filters) {
+    lane->filters.maxima = cutter.take<float>(num_blocks * (kBlockSize / kNumLanes));
+    lane->filters.masses = cutter.take<int64_t>(num_blocks);
+    lane->filters.masses_above = cutter.take<int64_t>(num_blocks);
+    lane->filters.weights = cutter.take<double>(num_blocks);
+    lane->filters.candidates = cutter.take<Candidate>(kMostCandidates);
+  }
+  return cutter.size();
 }
 
 size_t lane_memory(const ChainParams& params) {
-  const size_t places = num_places(params);
-  const size_t bytes =
-      static_cast<size_t>(num_blocks_of(params)) * ((2 + 2 * places) * sizeof(BlockStats) + sizeof(double)) +
-      places * sizeof(BlockSlot);
-  return (bytes + 63) / 64 * 64;
+  Lane lane;
+  return lay_out(params, nullptr, &lane);
 }
 
 }  // namespace
@@ -92,13 +124,7 @@ void run_chain_with(RunWorker run_worker, const ChainParams& params, void* works
   char* memory = static_cast<char*>(workspace) + static_cast<size_t>(num_workers) * sizeof(Lane);
   for (int worker = 0; worker < num_workers; ++worker) {
     Lane* lane = new (run.lanes + worker) Lane;
-    lane->masses = reinterpret_cast<double*>(memory);
-    lane->target_stats = reinterpret_cast<BlockStats*>(lane->masses + run.num_blocks);
-    lane->draft_stats = lane->target_stats + run.num_blocks;
-    lane->stats_by_slot = lane->draft_stats + run.num_blocks;
-    lane->slots = reinterpret_cast<BlockSlot*>(lane->stats_by_slot +
-                                               2 * num_places(params) * static_cast<size_t>(run.num_blocks));
-    memory += lane_memory(params);
+    memory += lay_out(params, memory, lane);
   }
   const auto task = [](void* context, int worker) {
     const DenormalsOn environment;

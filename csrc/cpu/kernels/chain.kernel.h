@@ -1,56 +1,19 @@
 // The chain program. Included once per tier through foreach_isa.h.
 
-#include "cpu/kernels/blocks.kernel.h"
+#include "cpu/kernels/filters.kernel.h"
 
 namespace {
-
-/// Calls visit with a pointer to the row's elements, as the type that they have.
-template <class Visit>
-__attribute__((always_inline)) inline auto visit_row(const void* row, DType dtype, const Visit& visit) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return visit(static_cast<const BFloat16*>(row));
-    case DType::kFloat16:
-      return visit(static_cast<const Float16*>(row));
-    default:
-      return visit(static_cast<const float*>(row));
-  }
-}
-
-/// Calls visit(pointer, rows) on a block of a row, a short one padded in `padded`.
-template <class Visit>
-auto visit_block(const void* row, DType dtype, int64_t begin, int n, float* padded, const Visit& visit) {
-  return visit_row(row, dtype, [&](const auto* data) {
-    if (n % kNumLanes == 0) return visit(data + begin, n / kNumLanes);
-    const int rows = pad_block(data + begin, n, padded);
-    return visit(static_cast<const float*>(padded), rows);
-  });
-}
-
-/// Copies a block as float32, padded to whole rows; returns their number.
-int float_block(const RowRef& row, int64_t begin, int n, float* padded, float padding) {
-  return visit_row(row.data, row.dtype,
-                   [&](const auto* data) { return pad_block(data + begin, n, padded, padding); });
-}
-
-float element(const void* row, DType dtype, int64_t index) {
-  return visit_row(row, dtype, [&](const auto* data) { return to_float(data[index]); });
-}
-
-int block_length(const ChainRun& run, int block) {
-  const int64_t rest = run.params->vocab_size - static_cast<int64_t>(block) * kBlockSize;
-  return rest < kBlockSize ? static_cast<int>(rest) : kBlockSize;
-}
 
 /// Fills in the statistics of one block of one row.
 void stats_of_block(const ChainRun& run, const Phase& phase, int block) {
   const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
   const bool has_next = block_length(run, block) == kBlockSize && block + 1 < run.num_blocks;
   float padded[kBlockSize];
-  phase.stats[block] = visit_block(
-      phase.row.data, phase.row.dtype, begin, block_length(run, block), padded, [&](const auto* x, int rows) {
+  phase.stats[block] =
+      visit_block(phase.row, begin, block_length(run, block), padded, [&](const auto* x, int rows) {
         if (phase.kind == Phase::kArgmax) return block_argmax(x, rows);
-        return block_stats(x, rows, phase.row.scale, has_next ? x + kBlockSize : nullptr);
+        return block_stats(x, rows, phase.row.scale,
+                           has_next && !phase.row.is_masked() ? x + kBlockSize : nullptr);
       });
 }
 
@@ -65,8 +28,8 @@ auto visit_probs(const T* x, const RowLaw& law, float max, const Visit& visit) {
 int probs_of_block(const ChainRun& run, const RowRef& row, const RowLaw& law, float max, int block,
                    float* probs) {
   float padded[kBlockSize];
-  return visit_block(row.data, row.dtype, static_cast<int64_t>(block) * kBlockSize, block_length(run, block),
-                     padded, [&](const auto* x, int rows) {
+  return visit_block(row, static_cast<int64_t>(block) * kBlockSize, block_length(run, block), padded,
+                     [&](const auto* x, int rows) {
                        return visit_probs(x, law, max, [&](const auto& source) {
                          write_probs(source, rows, probs);
                          return rows;
@@ -94,7 +57,8 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
   const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
   const int n = block_length(run, block);
   float padded_target[kBlockSize], padded_draft[kBlockSize];
-  if (phase.row.dtype == phase.draft_row.dtype && n % kNumLanes == 0) {
+  if (phase.row.dtype == phase.draft_row.dtype && n % kNumLanes == 0 && !phase.row.is_masked() &&
+      !phase.draft_row.is_masked()) {
     *rows = n / kNumLanes;
     return visit_row(phase.row.data, phase.row.dtype, [&](const auto* target) {
       const auto* draft = static_cast<decltype(target)>(phase.draft_row.data);
@@ -102,7 +66,7 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
     });
   }
   const bool probs = run.params->draft_law == DraftLawKind::kProbs;
-  *rows = float_block(phase.row, begin, n, padded_target, -__builtin_inff());
+  *rows = float_block(phase.row, begin, n, padded_target);
   float_block(phase.draft_row, begin, n, padded_draft, probs ? 0.0f : -__builtin_inff());
   return residual_of_elements(run, phase, block, static_cast<const float*>(padded_target),
                               static_cast<const float*>(padded_draft), *rows, residual);
@@ -117,13 +81,26 @@ namespace {
 
 void run_blocks(const ChainRun& run, const Phase& phase, Blocks blocks) {
   for (int block = blocks.begin; block < blocks.end; ++block) {
-    if (phase.kind == Phase::kResidual) {
-      int rows;
-      phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, nullptr, &rows));
-    } else if (phase.kind == Phase::kScores) {
-      phase.stats[block] = largest_score(run, phase, block);
-    } else {
-      stats_of_block(run, phase, block);
+    switch (phase.kind) {
+      case Phase::kResidual: {
+        int rows;
+        phase.masses[block] = static_cast<double>(residual_of_block(run, phase, block, nullptr, &rows));
+        break;
+      }
+      case Phase::kScores:
+        phase.stats[block] = largest_score(run, phase, block);
+        break;
+      case Phase::kMaxima:
+        maxima_of_block(run, phase, block);
+        break;
+      case Phase::kKeptMasses:
+        kept_mass_of_block(run, phase, block);
+        break;
+      case Phase::kKeptStats:
+        kept_stats_of_block(run, phase, block);
+        break;
+      default:
+        stats_of_block(run, phase, block);
     }
   }
 }
@@ -150,9 +127,11 @@ struct Request {
   bool greedy;
   /// Whether the drafts have a law other than one-hot.
   bool has_law;
+  /// None where greedy.
+  Filters filters, draft_filters;
   /// Of its drafts, by slot.
   RowsView draft_rows;
-  RealView draft_logsumexp;
+  RealView draft_logsumexp, draft_thresholds;
   IntView support_ids;
   RealView support_logprobs;
 
@@ -177,8 +156,11 @@ struct Request {
     has_law = params.draft_law != DraftLawKind::kOneHot &&
               (!params.has_draft_law || at(params.has_draft_law, entry)) &&
               !(params.draft_law == DraftLawKind::kLogits && is_greedy(draft_temperature));
+    if (!greedy) filters = filters_of(params.filters, entry, params.vocab_size);
+    draft_filters = filters_of(params.draft_filters, entry, params.vocab_size);
     draft_rows = params.draft.of(first_draft, entry);
     draft_logsumexp = params.draft_logsumexp.of(first_draft, entry);
+    draft_thresholds = params.draft_thresholds.of(first_draft, entry);
     support_ids = params.draft_support_ids.of(first_draft, entry);
     support_logprobs = params.draft_support_logprobs.of(first_draft, entry);
   }
@@ -210,7 +192,11 @@ struct Request {
 
   static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
     const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
-    return {static_cast<const char*>(rows.data) + row * rows.stride * item_size, rows.dtype, row_scale};
+    RowRef ref;
+    ref.data = static_cast<const char*>(rows.data) + row * rows.stride * item_size;
+    ref.dtype = rows.dtype;
+    ref.scale = row_scale;
+    return ref;
   }
 
   /// The lowest id with the largest logit that is not NaN; 0 if there is none.
@@ -220,7 +206,7 @@ struct Request {
       const int n = block_length(run, block);
       const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
       float padded[kBlockSize];
-      const int found = visit_block(row.data, row.dtype, begin, n, padded,
+      const int found = visit_block(row, begin, n, padded,
                                     [&](const auto* x, int rows) { return first_equal(x, rows, max); });
       if (found < n) return begin + found;
     }
@@ -241,6 +227,9 @@ struct Request {
       }
     } else {
       residual->draft_row = row_of(draft_rows, slot, draft_scale);
+      if (params.draft_thresholds) {
+        residual->draft_row.threshold = static_cast<float>(at(draft_thresholds, slot));
+      }
       if (params.draft_law == DraftLawKind::kLogits) {
         residual->draft_law = draft_row_law(slot, residual);
         if (!residual->draft_law.usable()) return __builtin_nan("");
@@ -252,9 +241,36 @@ struct Request {
 
   /// The draft row's probability of an id, not finite where the row is not usable.
   double dense_prob(const Phase& residual, int64_t id) const {
-    const float value = element(residual.draft_row.data, residual.draft_row.dtype, id);
+    const float value = element(residual.draft_row, id);
     if (params.draft_law == DraftLawKind::kLogits) return residual.draft_law.prob(value);
     return is_finite(static_cast<double>(value)) && value < 0.0f ? 0.0 : static_cast<double>(value);
+  }
+
+  /// Fills in the statistics of what filters leave of a row, and where its threshold lies.
+  void run_stats(Phase* phase, const Filters& of_row) {
+    if (of_row.any()) {
+      phase->kind = Phase::kMaxima;
+      phase->filters = &lane.filters;
+      phase->weighs_blocks = of_row.weighs_whole_row(params.joint_filters);
+      run_phase(run, lane, *phase);
+      phase->kind = Phase::kStats;
+      const RowMax largest = row_max_from_blocks(phase->stats, run.num_blocks);
+      if (largest.non_finite || !(largest.max > -__builtin_inff())) return;
+      const auto masses_at_least = [&](float threshold) {
+        Phase masses = *phase;
+        masses.kind = Phase::kKeptMasses;
+        masses.row.threshold = threshold;
+        run_phase(run, lane, masses);
+      };
+      phase->row.threshold =
+          find_threshold(run, *phase, largest.max, of_row, params.joint_filters, masses_at_least);
+      if (phase->row.is_masked()) {
+        Phase kept = *phase;
+        kept.kind = Phase::kKeptStats;
+        return run_phase(run, lane, kept);
+      }
+    }
+    run_phase(run, lane, *phase);
   }
 
   RowLaw draft_row_law(int64_t slot, Phase* residual) {
@@ -263,7 +279,8 @@ struct Request {
     phase.kind = Phase::kStats;
     phase.row = residual->draft_row;
     phase.stats = lane.draft_stats;
-    run_phase(run, lane, phase);
+    run_stats(&phase, draft_filters);
+    residual->draft_row.threshold = phase.row.threshold;
     residual->draft_stats = lane.draft_stats;
     const RowMax row = row_max_from_blocks(lane.draft_stats, run.num_blocks);
     const RowLaw law = row_law_from_blocks(draft_scale, row, lane.draft_stats, run.num_blocks);
@@ -344,8 +361,8 @@ struct Request {
       // Unscaled weights: a block far below the row's maximum loses none of them to rounding.
       const float max = lane.target_stats[chosen].max;
       float padded[kBlockSize];
-      rows = visit_block(residual.row.data, residual.row.dtype, static_cast<int64_t>(chosen) * kBlockSize,
-                         block_length(run, chosen), padded, [&](const auto* logits, int n) {
+      rows = visit_block(residual.row, static_cast<int64_t>(chosen) * kBlockSize, block_length(run, chosen),
+                         padded, [&](const auto* logits, int n) {
                            write_probs(ProbsOfLogits(logits, max, residual.law.scale, 1.0f), n, weights);
                            return n;
                          });
@@ -361,7 +378,7 @@ struct Request {
     const double total = total_mass();
     for (int attempt = 0; attempt < kThinningAttempts; ++attempt) {
       const int64_t y = pick(residual, Final::kTarget, -1, -1, total, final_draw(slot, 2 * attempt));
-      const double p = residual.law.prob(element(residual.row.data, residual.row.dtype, y));
+      const double p = residual.law.prob(element(residual.row, y));
       const double q = dense_prob(residual, y);
       if (!is_finite(q)) *status = Status::kUnusableDraftLaw;
       if (!is_finite(q) || uniform_of(final_words(slot, 2 * attempt + 1)) * p < p - q) return y;
@@ -466,7 +483,8 @@ struct Request {
     row.target.stats = lane.target_stats;
     row.has_law = !greedy || params.logsumexp != nullptr || params.logprobs != nullptr;
     row.target.kind = row.has_law ? Phase::kStats : Phase::kArgmax;
-    run_phase(run, lane, row.target);
+    run_stats(&row.target, filters);
+    if (params.thresholds != nullptr) params.thresholds[first_row + slot] = row.target.row.threshold;
     const RowMax largest = row_max_from_blocks(lane.target_stats, run.num_blocks);
     if (row.has_law) {
       row.target.law = row_law_from_blocks(scale, largest, lane.target_stats, run.num_blocks);
@@ -494,9 +512,7 @@ struct Request {
     emit_logprob(slot, usable ? row.target.law.log2_prob(logit_of(row, token)) * kLn2 : __builtin_nan(""));
   }
 
-  static float logit_of(const Row& row, int64_t id) {
-    return element(row.target.row.data, row.target.row.dtype, id);
-  }
+  static float logit_of(const Row& row, int64_t id) { return element(row.target.row, id); }
 
   /// Takes one row, or more with a look-ahead: how many drafts that accepts. 0: the request ends here.
   int64_t step(int64_t slot, Status* status) {
@@ -672,7 +688,7 @@ struct Request {
       if (max < maxima.floor() || !(max > largest.floor())) continue;
       float logits[kBlockSize];
       const int n = block_length(run, block);
-      float_block(row.target.row, static_cast<int64_t>(block) * kBlockSize, n, logits, -__builtin_inff());
+      float_block(row.target.row, static_cast<int64_t>(block) * kBlockSize, n, logits);
       for (int i = 0; i < n; ++i) largest.offer(logits[i]);
     }
     return largest;

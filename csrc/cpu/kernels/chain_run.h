@@ -14,6 +14,33 @@ struct RowRef {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
   float scale = 0.0f;
+  /// Elements below it count as -inf.
+  float threshold = -__builtin_inff();
+
+  bool is_masked() const { return threshold > -__builtin_inff(); }
+};
+
+/// An id that may lie at the threshold of a row.
+struct Candidate {
+  int64_t mass;
+  float value;
+  int32_t block;
+};
+
+/// How many of them are looked at at once.
+constexpr int kMostCandidates = kBlockSize;
+
+/// What a worker needs to find the threshold of a row.
+struct FilterScratch {
+  /// Largest logits of kNumLanes ids each, of whole blocks.
+  float* maxima = nullptr;
+  /// By block: masses of ids from a threshold on.
+  int64_t* masses = nullptr;
+  /// The same, put aside.
+  int64_t* masses_above = nullptr;
+  /// By block: what its masses count for in the row's.
+  double* weights = nullptr;
+  Candidate* candidates = nullptr;
 };
 
 /// One pass over the blocks of a row (or of a target and a draft row).
@@ -27,10 +54,19 @@ struct Phase {
     kResidual,
     /// The largest score with Gumbel noise, and the lowest index that has it, in `stats`.
     kScores,
+    /// Of a row with filters: kArgmax and the largest logits of parts of blocks; masses too, if asked for.
+    kMaxima,
+    /// Then the masses of what the row's threshold leaves.
+    kKeptMasses,
+    /// Then, in place of kMaxima's statistics, kStats of what the row's threshold leaves.
+    kKeptStats,
   };
   Kind kind = kArgmax;
   RowRef row;
   BlockStats* stats = nullptr;
+  /// Where there are filters.
+  const FilterScratch* filters = nullptr;
+  bool weighs_blocks = false;
   /// Of the residual only.
   RowLaw law{};
   RowRef draft_row;
@@ -76,6 +112,7 @@ struct alignas(64) Lane {
   /// Of block verification: a place for each slot, with the statistics of its target and its draft row.
   BlockSlot* slots = nullptr;
   BlockStats* stats_by_slot = nullptr;
+  FilterScratch filters;
 
   void publish(const Phase& next, int num_blocks) {
     phase = next;

@@ -40,8 +40,7 @@ BlockStats largest_score(const ChainRun& run, const Phase& phase, int block) {
   const int64_t begin = static_cast<int64_t>(block) * kBlockSize;
   alignas(64) float scores[kBlockSize];
   alignas(64) float noise[kBlockSize];
-  const int n =
-      float_block(phase.row, begin, block_length(run, block), scores, -__builtin_inff()) * kNumLanes;
+  const int n = float_block(phase.row, begin, block_length(run, block), scores) * kNumLanes;
   write_noise(phase.noise, begin, n, noise);
   for (int i = 0; i < n; ++i) scores[i] = gumbel_score(scores[i], phase.reference, phase.row.scale, noise[i]);
   const float best = block_max(scores, n / kNumLanes, nullptr);

@@ -5,8 +5,8 @@ namespace {
 /// The sum of w * log2 w over a block, where w are the weights relative to the block's largest logit.
 float weighted_logs_of_block(const ChainRun& run, const RowRef& row, float max, int block) {
   alignas(64) float logits[kBlockSize], weights[kBlockSize], lanes[kNumLanes] = {};
-  const int rows = float_block(row, static_cast<int64_t>(block) * kBlockSize, block_length(run, block),
-                               logits, -__builtin_inff());
+  const int rows =
+      float_block(row, static_cast<int64_t>(block) * kBlockSize, block_length(run, block), logits);
   write_probs(ProbsOfLogits(static_cast<const float*>(logits), max, row.scale, 1.0f), rows, weights);
   for (int r = 0; r < rows; ++r) {
     for (int l = 0; l < kNumLanes; ++l) {
@@ -38,7 +38,7 @@ int64_t count_larger(const ChainRun& run, const Phase& target, float logit, int6
     if (!(target.stats[block].max > logit)) continue;
     alignas(64) float logits[kBlockSize];
     const int n = block_length(run, block);
-    float_block(target.row, static_cast<int64_t>(block) * kBlockSize, n, logits, -__builtin_inff());
+    float_block(target.row, static_cast<int64_t>(block) * kBlockSize, n, logits);
     int in_block = 0;
     for (int i = 0; i < n; ++i) in_block += logits[i] > logit;
     count += in_block;

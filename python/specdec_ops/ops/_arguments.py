@@ -66,3 +66,14 @@ def largest_draft_count(cu_num_draft_tokens: Tensor, batch: int) -> int:
         return 0
     totals = draft_totals(cu_num_draft_tokens, batch)
     return max(0, *(int(end - begin) for begin, end in itertools.pairwise(totals)), 0)
+
+
+#: In which order filters are applied, and whether top-p is then of the whole row.
+FILTER_ORDERS = {"sequential": False, "joint": True}
+
+
+def filters_are_joint(op: str, filter_order: str) -> bool:
+    """Whether top-p is of the whole row's mass."""
+    if filter_order not in FILTER_ORDERS:
+        raise RuntimeError(f"{op}: filter_order must be 'sequential' or 'joint', got {filter_order!r}")
+    return FILTER_ORDERS[filter_order]

@@ -11,7 +11,13 @@ from torch import Tensor
 from specdec_ops import _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
-from specdec_ops.ops._arguments import leading_size, number_of_entries, per_request, seeds_per_request
+from specdec_ops.ops._arguments import (
+    filters_are_joint,
+    leading_size,
+    number_of_entries,
+    per_request,
+    seeds_per_request,
+)
 
 
 class SampleOutput(NamedTuple):
@@ -21,11 +27,14 @@ class SampleOutput(NamedTuple):
     token_ids: Tensor
     #: ``[batch]`` float32, log-probability of the token. Greedy and unusable rows: see ``sample``.
     logprobs: Tensor
-    #: ``[batch]`` float64, of ``logits / temperature``; what ``verify_chain`` takes as
+    #: ``[batch]`` float64, of ``logits / temperature``, of what filters keep; what ``verify_chain`` takes as
     #: ``draft_logsumexp``.
     logsumexp: Tensor
     #: ``[batch]`` int32, values of :class:`specdec_ops.Status`.
     status: Tensor
+    #: ``[batch]`` float32: filters mask the logits below, ``-inf`` where none does; what ``verify_chain``
+    #: takes as ``draft_thresholds``.
+    thresholds: Tensor
 
 
 def sample(
@@ -37,11 +46,15 @@ def sample(
     request_indices: Tensor | None = None,
     draft_slot: Tensor | int | None = None,
     uniforms: Tensor | None = None,
+    top_k: Tensor | int | None = None,
+    top_p: Tensor | float | None = None,
+    min_p: Tensor | float | None = None,
+    filter_order: str = "sequential",
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
 ) -> SampleOutput:
-    """Draws one token per row from ``softmax(logits / temperature)``.
+    """Draws one token per row from ``softmax(logits / temperature)``, or from what filters keep of it.
 
     Without ``draft_slot`` it is the plain sampler: at a position it draws with the same random
     number as the recovered or bonus token of ``verify_chain`` there, so that a request without
@@ -66,6 +79,13 @@ def sample(
             no dimension or ``[batch]``, which a captured graph reads anew at each replay. On an accelerator
             the low 32 bits of a tensor's values count.
         uniforms: ``[batch]`` float32 or float64 in [0, 1), instead of seeds and ``draft_slot``.
+        top_k: As in ``verify_chain``, as are the three that follow: ``[batch]``, or a number for all; with
+            ``request_indices``: ``[max_requests]``. Log-probability and logsumexp are those of the ids that
+            are kept. A draft model's rows can be verified without another pass over them by handing
+            ``logsumexp`` and ``thresholds`` to ``verify_chain``.
+        top_p: As in ``verify_chain``.
+        min_p: As in ``verify_chain``.
+        filter_order: As in ``verify_chain``.
         vocab_size: Columns from here on are padding and never win. Default: the width.
         token_dtype: ``torch.int64`` (default) or ``torch.int32``.
         sampler: ``"inverse_cdf"`` (default); or ``"gumbel"``: the id with the largest sum of its logit (over
@@ -94,7 +114,9 @@ def sample(
     batch = leading_size("sample", "logits", logits)
     num_entries = batch
     if request_indices is not None:
-        num_entries = number_of_entries(batch, (temperature, 1), (seeds, 1))
+        num_entries = number_of_entries(
+            batch, (temperature, 1), (seeds, 1), (top_k, 1), (top_p, 1), (min_p, 1)
+        )
     slots = draft_slot if isinstance(draft_slot, Tensor) else None
     return SampleOutput(
         *_op(
@@ -106,6 +128,10 @@ def sample(
             draft_slot=draft_slot if slots is None else None,
             draft_slots=slots,
             uniforms=uniforms,
+            top_k=per_request(top_k, num_entries, torch.int64, logits),
+            top_p=per_request(top_p, num_entries, torch.float32, logits),
+            min_p=per_request(min_p, num_entries, torch.float32, logits),
+            joint_filters=filters_are_joint("sample", filter_order),
             vocab_size=vocab_size,
             token_dtype=token_dtype,
             sampler=sampler,
@@ -123,16 +149,21 @@ def _fake(
     draft_slot: int | None = None,
     draft_slots: Tensor | None = None,
     uniforms: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    joint_filters: bool = False,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch = logits.shape[0]
     return (
         logits.new_empty(batch, dtype=token_dtype),
         logits.new_empty(batch, dtype=torch.float32),
         logits.new_empty(batch, dtype=torch.float64),
         logits.new_empty(batch, dtype=torch.int32),
+        logits.new_empty(batch, dtype=torch.float32),
     )
 
 
@@ -146,15 +177,22 @@ def _reference_sample(
     draft_slot: int | None = None,
     draft_slots: Tensor | None = None,
     uniforms: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    joint_filters: bool = False,
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     size = logits.shape[1] if vocab_size is None else vocab_size
-    tokens, logprobs, logsumexps, statuses = [], [], [], []
+    tokens, logprobs, logsumexps, statuses, thresholds = [], [], [], [], []
+    logits = logits.clone()
     for r in range(logits.shape[0]):
         entry = r if request_indices is None else int(request_indices[r])
         t = float(temperature[entry]) if entry >= 0 else 0.0
+        filters = _reference.Filters.of(max(entry, 0), top_k, top_p, min_p, joint_filters)
+        thresholds.append(_reference.filter_row_(logits[r], t, size, filters))
         row = _reference.read_row(logits[r], t, size)
         slot = draft_slot
         if uniforms is not None:
@@ -181,15 +219,17 @@ def _reference_sample(
         logits.new_tensor(logprobs, dtype=torch.float32),
         logits.new_tensor(logsumexps, dtype=torch.float64),
         logits.new_tensor(statuses, dtype=torch.int32),
+        logits.new_tensor(thresholds, dtype=torch.float32),
     )
 
 
 _op = define(
     "sample(Tensor logits, Tensor temperature, *, Tensor? seeds=None, Tensor? positions=None, "
     "Tensor? request_indices=None, SymInt? draft_slot=None, Tensor? draft_slots=None, "
-    "Tensor? uniforms=None, SymInt? vocab_size=None, ScalarType token_dtype=int64, "
+    "Tensor? uniforms=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "
+    "bool joint_filters=False, SymInt? vocab_size=None, ScalarType token_dtype=int64, "
     "str sampler='inverse_cdf') "
-    "-> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status)",
+    "-> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status, Tensor thresholds)",
     fake=_fake,
     reference=_reference_sample,
 )

@@ -13,6 +13,7 @@ from specdec_ops import _block, _lossy, _reference
 from specdec_ops._library import define
 from specdec_ops._status import Status
 from specdec_ops.ops._arguments import (
+    filters_are_joint,
     largest_draft_count,
     leading_size,
     number_of_entries,
@@ -67,6 +68,14 @@ def verify_chain(
     fly_window_size: int | None = None,
     fly_entropy_threshold: float = 0.3,
     fly_entropy_top_k: int = 3,
+    top_k: Tensor | int | None = None,
+    top_p: Tensor | float | None = None,
+    min_p: Tensor | float | None = None,
+    draft_top_k: Tensor | int | None = None,
+    draft_top_p: Tensor | float | None = None,
+    draft_min_p: Tensor | float | None = None,
+    draft_thresholds: Tensor | None = None,
+    filter_order: str = "sequential",
     vocab_size: int | None = None,
     max_num_draft_tokens: int | None = None,
     return_logsumexp: bool = False,
@@ -145,6 +154,26 @@ def verify_chain(
         fly_entropy_threshold: In nats, default 0.3: from which entropy on the target counts as undecided.
         fly_entropy_top_k: Over how many of the largest target probabilities, without normalising them
             again, that entropy is taken; 1 to 64, default 3. Greedy requests: at temperature 1.
+        top_k: ``[batch]`` int32 or int64, or a number for all: only the top_k largest logits of a row may be
+            emitted. 0 or less, or ``vocab_size`` or more: no limit. Everything that comes of a row (tokens,
+            decisions, ``logsumexp``, ``logprobs``, ``accept_probs``) is as if ids that a filter leaves out
+            were masked by ``-inf``. Ties of the last id that is kept are kept. Greedy requests have no
+            filters. With ``request_indices``, here and for the five that follow: ``[max_requests]``.
+        top_p: ``[batch]`` float32 or a number: the fewest ids, the most probable first, with at least this
+            probability together; at least one. 1 or more, or NaN: no limit.
+        min_p: ``[batch]`` float32 or a number: ids with at least this times the largest probability. 0 or
+            less, or NaN: no limit; 1 or more: the largest alone.
+        draft_top_k: Like ``top_k``, of ``draft_logits``: what the drafts were sampled with. Default: none,
+            for draft logits that are the law as they are. It costs a pass over each draft row that is
+            needed; ``draft_thresholds`` with ``draft_logsumexp`` cost none.
+        draft_top_p: Like ``top_p``, of ``draft_logits``.
+        draft_min_p: Like ``min_p``, of ``draft_logits``.
+        draft_thresholds: ``[num_drafts]`` or ``[max_requests, k]`` float32, as ``sample`` returns them:
+            ``draft_logits`` below are masked. Instead of the draft's filters, and needed where
+            ``draft_logsumexp`` is that of filtered rows.
+        filter_order: ``"sequential"`` (default): min-p, then top-k, then top-p of the probability that these
+            leave, as in vLLM and transformers. ``"joint"``: each of the whole row, and what all of them
+            keep, as in FlashInfer and SGLang.
         vocab_size: Columns from here on are padding and never win. Default: the width.
         max_num_draft_tokens: The ``k`` of the output's width. Default: the largest count, which is
             read from ``cu_num_draft_tokens`` (a sync on an accelerator, a graph break in compile).
@@ -194,10 +223,13 @@ def verify_chain(
         max_num_draft_tokens = largest_draft_count(cu_num_draft_tokens, batch)
     num_entries = batch
     if request_indices is not None:
-        by_request = ((value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law))
+        filters = (top_k, top_p, min_p, draft_top_k, draft_top_p, draft_min_p)
+        by_request = (
+            (value, 1) for value in (temperature, draft_temperature, seeds, has_draft_law, *filters)
+        )
         laws = ((law, 3) for law in (draft_logits, draft_probs, draft_support_ids))
         num_entries = number_of_entries(batch, *by_request, *laws)
-    # By position: thirty keywords cost a call on one request several microseconds.
+    # By position: so many keywords cost a call on one request several microseconds.
     token_ids, num_accepted, status, extras = _op(
         target_logits,
         draft_token_ids,
@@ -221,6 +253,14 @@ def verify_chain(
         fly_window_size,
         fly_entropy_threshold,
         fly_entropy_top_k,
+        per_request(top_k, num_entries, torch.int64, target_logits),
+        per_request(top_p, num_entries, torch.float32, target_logits),
+        per_request(min_p, num_entries, torch.float32, target_logits),
+        per_request(draft_top_k, num_entries, torch.int64, target_logits),
+        per_request(draft_top_p, num_entries, torch.float32, target_logits),
+        per_request(draft_min_p, num_entries, torch.float32, target_logits),
+        draft_thresholds,
+        filters_are_joint("verify_chain", filter_order),
         vocab_size,
         return_logsumexp,
         return_logprobs,
@@ -266,6 +306,14 @@ def _fake(
     fly_window_size: int | None = None,
     fly_entropy_threshold: float = 0.3,
     fly_entropy_top_k: int = 3,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    draft_top_k: Tensor | None = None,
+    draft_top_p: Tensor | None = None,
+    draft_min_p: Tensor | None = None,
+    draft_thresholds: Tensor | None = None,
+    joint_filters: bool = False,
     vocab_size: int | None = None,
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
@@ -315,6 +363,14 @@ def _reference_verify_chain(
     fly_window_size: int | None = None,
     fly_entropy_threshold: float = 0.3,
     fly_entropy_top_k: int = 3,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    draft_top_k: Tensor | None = None,
+    draft_top_p: Tensor | None = None,
+    draft_min_p: Tensor | None = None,
+    draft_thresholds: Tensor | None = None,
+    joint_filters: bool = False,
     vocab_size: int | None = None,
     return_logsumexp: bool = False,
     return_logprobs: bool = False,
@@ -347,6 +403,24 @@ def _reference_verify_chain(
     draft_logsumexp = by_draft(draft_logsumexp, 0)
     draft_support_ids = by_draft(draft_support_ids, 1)
     draft_support_logprobs = by_draft(draft_support_logprobs, 1)
+    if top_k is not None or top_p is not None or min_p is not None:
+        target_logits = target_logits.clone()
+        for r in range(batch):
+            filters = _reference.Filters.of(entries[r], top_k, top_p, min_p, joint_filters)
+            begin = cu[r] + (r if bonus_token_ids is None else 0)
+            end = cu[r + 1] + (r + 1 if bonus_token_ids is None else 0)
+            for row in target_logits[begin:end]:
+                _reference.filter_row_(row, float(temperature[r]), size, filters)
+    if draft_logits is not None:
+        draft_logits = draft_logits.clone()
+        draft_thresholds = by_draft(draft_thresholds, 0)
+        own = temperature if draft_temperature is None else draft_temperature
+        for r in range(batch):
+            filters = _reference.Filters.of(entries[r], draft_top_k, draft_top_p, draft_min_p, joint_filters)
+            for draft in range(cu[r], cu[r + 1]):
+                _reference.filter_row_(draft_logits[draft], float(own[r]), size, filters)
+                if draft_thresholds is not None:
+                    draft_logits[draft][draft_logits[draft] < draft_thresholds[draft]] = -math.inf
     token_ids = draft_token_ids.new_full((batch, max_num_draft_tokens + 1), -1)
     num_accepted = draft_token_ids.new_zeros(batch, dtype=torch.int32)
     status = draft_token_ids.new_zeros(batch, dtype=torch.int32)
@@ -541,8 +615,10 @@ _op = define(
     "Tensor? seeds=None, Tensor? positions=None, Tensor? request_indices=None, "
     "Tensor? accept_uniforms=None, Tensor? recovered_uniforms=None, Tensor? bonus_token_ids=None, "
     "Tensor? accept_rates=None, int? fly_window_size=None, float fly_entropy_threshold=0.3, "
-    "int fly_entropy_top_k=3, SymInt? vocab_size=None, bool return_logsumexp=False, "
-    "bool return_logprobs=False, bool return_accept_probs=False, "
+    "int fly_entropy_top_k=3, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "
+    "Tensor? draft_top_k=None, Tensor? draft_top_p=None, Tensor? draft_min_p=None, "
+    "Tensor? draft_thresholds=None, bool joint_filters=False, SymInt? vocab_size=None, "
+    "bool return_logsumexp=False, bool return_logprobs=False, bool return_accept_probs=False, "
     "str rule='token', float[] rule_parameters=[], Tensor? rule_mask=None, str sampler='inverse_cdf') "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor status, Tensor[] extras)",
     fake=_fake,

@@ -46,5 +46,30 @@ inline bool seen(const NanFlag& flag) { return _mm256_movemask_ps(flag.lanes) !=
 inline uint32_t equal_mask(F32 a, F32 b) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.value, b.value, _CMP_EQ_OQ)));
 }
+inline uint32_t at_least_mask(F32 a, F32 b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.value, b.value, _CMP_GE_OQ)));
+}
+inline F32 mask_below(F32 a, F32 floor) {
+  const __m256 below = _mm256_cmp_ps(a.value, floor.value, _CMP_LT_OQ);
+  return {_mm256_blendv_ps(a.value, _mm256_set1_ps(-__builtin_inff()), below)};
+}
+
+struct MassSum {
+  __m256i low, high;
+};
+inline MassSum no_mass() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline __m256i biased_mass(__m128 weight) {
+  return _mm256_castpd_si256(
+      _mm256_fmadd_pd(_mm256_cvtps_pd(weight), _mm256_set1_pd(kMassUnits), _mm256_set1_pd(kMassMagic)));
+}
+inline void add_mass(MassSum& sum, F32 weight) {
+  sum.low = _mm256_add_epi64(sum.low, biased_mass(_mm256_castps256_ps128(weight.value)));
+  sum.high = _mm256_add_epi64(sum.high, biased_mass(_mm256_extractf128_ps(weight.value, 1)));
+}
+inline uint64_t total(const MassSum& sum) {
+  uint64_t lanes[4];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_add_epi64(sum.low, sum.high));
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -45,5 +45,30 @@ inline void note_nan(NanFlag& flag, F32 a) {
 }
 inline bool seen(const NanFlag& flag) { return flag.lanes != 0; }
 inline uint32_t equal_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.value, b.value, _CMP_EQ_OQ); }
+inline uint32_t at_least_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.value, b.value, _CMP_GE_OQ); }
+inline F32 mask_below(F32 a, F32 floor) {
+  const __mmask16 below = _mm512_cmp_ps_mask(a.value, floor.value, _CMP_LT_OQ);
+  return {_mm512_mask_blend_ps(below, a.value, _mm512_set1_ps(-__builtin_inff()))};
+}
+
+struct MassSum {
+  __m512i low, high;
+};
+inline MassSum no_mass() { return {_mm512_set1_epi32(0), _mm512_set1_epi32(0)}; }
+inline __m512i biased_mass(__m256 weight) {
+  return _mm512_castpd_si512(
+      _mm512_fmadd_pd(_mm512_cvtps_pd(weight), _mm512_set1_pd(kMassUnits), _mm512_set1_pd(kMassMagic)));
+}
+inline void add_mass(MassSum& sum, F32 weight) {
+  sum.low = _mm512_add_epi64(sum.low, biased_mass(_mm512_castps512_ps256(weight.value)));
+  sum.high = _mm512_add_epi64(sum.high, biased_mass(_mm512_extractf32x8_ps(weight.value, 1)));
+}
+inline uint64_t total(const MassSum& sum) {
+  uint64_t lanes[8];
+  _mm512_storeu_si512(lanes, _mm512_add_epi64(sum.low, sum.high));
+  uint64_t all = 0;
+  for (uint64_t lane : lanes) all += lane;
+  return all;
+}
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

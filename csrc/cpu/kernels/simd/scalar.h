@@ -38,5 +38,18 @@ inline void note_nan(NanFlag& flag, F32 a) { flag.seen |= a.value != a.value; }
 inline bool seen(const NanFlag& flag) { return flag.seen; }
 /// One bit a lane.
 inline uint32_t equal_mask(F32 a, F32 b) { return a.value == b.value; }
+inline uint32_t at_least_mask(F32 a, F32 b) { return a.value >= b.value; }
+/// -inf where a < floor, else a.
+inline F32 mask_below(F32 a, F32 floor) { return a.value < floor.value ? set1(-__builtin_inff()) : a; }
+
+/// Sums of masses: each adds weight * kMassUnits + kMassMagic in float64, whose bits are added as integers.
+struct MassSum {
+  uint64_t lanes;
+};
+inline MassSum no_mass() { return {0}; }
+inline void add_mass(MassSum& sum, F32 weight) {
+  sum.lanes += bits_of(fma64(static_cast<double>(weight.value), kMassUnits, kMassMagic));
+}
+inline uint64_t total(const MassSum& sum) { return sum.lanes; }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
