@@ -15,7 +15,7 @@ import random_chains
 import torch
 from filtering import masked, threshold_of
 from implementations import Implementation
-from specdec_ops import Status
+from specdec_ops import Status, rules
 from torch import Tensor
 
 INF, NAN = math.inf, math.nan
@@ -194,6 +194,43 @@ def test_verify_chain_is_that_of_rows_that_were_cut_before(native: Implementatio
         actual = native.verify_chain(**arguments, **flags)
         expected = native.verify_chain(**filtering.unfiltered_chain(arguments), **flags)
         assert margins.all_same_bits(actual, expected), context
+
+
+RULES = {
+    "block": "block",
+    "exact_match": "exact_match",
+    "lenience": rules.Lenience(0.7),
+    "typical": rules.Typical(),
+    "top_n": rules.TopN(3, 0.2),
+    "thresholds": rules.Thresholds(0.4, 0.8),
+    "margin": rules.Margin(0.5),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_under_every_rule_it_is_that_of_rows_that_were_cut_before(native: Implementation, rule: str) -> None:
+    for seed in range(4 if native.name == "cpu-scalar" else 12):
+        arguments, flags, context = random_chains.random_chain_with("filters", seed, SMALL)
+        flags = {**flags, "rule": RULES[rule]}
+        actual = native.verify_chain(**arguments, **flags)
+        expected = native.verify_chain(**filtering.unfiltered_chain(arguments), **flags)
+        assert margins.all_same_bits(actual, expected), context
+
+
+def test_gumbel_noise_meets_what_filters_leave(native: Implementation) -> None:
+    for seed in range(8):
+        arguments, _ = random_chains.for_sample(seed, SMALL, filters=True)
+        for name in ("uniforms", "request_indices"):
+            arguments.pop(name, None)
+        batch = arguments["logits"].shape[0]
+        arguments |= {"seeds": torch.arange(batch), "positions": torch.arange(batch), "sampler": "gumbel"}
+        filtered = native.sample(**arguments)
+        cut = torch.where(
+            arguments["logits"].float() < filtered.thresholds[:, None], -INF, arguments["logits"].float()
+        ).to(arguments["logits"].dtype)
+        plain = {n: v for n, v in arguments.items() if n not in (*filtering.NAMES, "filter_order")}
+        expected = native.sample(**{**plain, "logits": cut})
+        assert margins.all_same_bits(filtered[:4], expected[:4])
 
 
 def test_a_request_alone_is_cut_by_several_threads(default_native: Implementation, num_threads: None) -> None:
