@@ -13,6 +13,8 @@ from torch import Tensor
 
 OURS = "specdec_ops"
 READ_LOOP = "read loop"
+#: The same call without filters.
+PLAIN = "plain"
 
 Calls = Mapping[str, Sequence[Call]]
 
@@ -31,6 +33,10 @@ class Result:
     @property
     def over_read_loop(self) -> float | None:
         return self.timings.ratio(OURS, READ_LOOP) if READ_LOOP in self.timings.samples else None
+
+    @property
+    def over_plain(self) -> float | None:
+        return self.timings.ratio(OURS, PLAIN) if PLAIN in self.timings.samples else None
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from _cases import Case
 from _suite import OURS, READ_LOOP, Result, Suite
 
 _HEADER = (
-    "op", "case", "accept", "us", "read us", "GB/s", "/read",
+    "op", "case", "accept", "us", "read us", "GB/s", "/read", "block",
     "xvllm", "xvllm-step", "xvllm-argmax", "xeager", "others", "goals",
 )  # fmt: skip
 _NOTES = """\
 us        specdec_ops: mean over input sets of the median over repeats
 read us   the read loop on the bytes that must be touched, and its GB/s
 /read     specdec_ops over the read loop
+block     block verification over specdec_ops
 x...      how many times faster specdec_ops is than
   vllm          rejection_sample alone: its scaled float32 logits, draft probabilities and bonus tokens made
                 beforehand (other ops: the same from logits)
@@ -51,6 +52,7 @@ def _row(suite: Suite, case: Case, result: Result) -> tuple[str, ...]:
         _number(read and read * 1e6, 1),
         _number(read and result.bytes_read / read / 1e9, 1),
         _number(result.over_read_loop, 2),
+        _number(result.speedup("block"), 2),
         _number(result.speedup("vllm"), 1),
         _number(result.speedup("vllm-step"), 1),
         _number(result.speedup("vllm-argmax"), 2),

@@ -67,6 +67,39 @@ def rejection_sample(inputs: Inputs) -> Call:
     )
 
 
+def filtered_rejection_sample(inputs: Inputs, top_k: int, top_p: float) -> Call:
+    """``apply_top_k_top_p`` on a copy of the scaled float32 logits, then ``rejection_sample``.
+
+    The copy is on the clock: an engine makes one a step. Draft probabilities (filtered) and bonus tokens are
+    ready.
+    """
+    sampler, metadata = load(), _sampling_metadata(inputs)
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    case = inputs.case
+    temperature = inputs.temperature.repeat_interleave(case.num_drafts).unsqueeze(1)
+    target_logits = inputs.target_logits[inputs.target_rows].float() / temperature
+    rows = target_logits.shape[0]
+    k, p = torch.full((rows,), top_k), torch.full((rows,), top_p)
+    draft_probs = None
+    if inputs.draft_logits is not None:
+        draft_logits = inputs.draft_logits.float() / temperature
+        draft_probs = apply_top_k_top_p(draft_logits, k, p).softmax(dim=1, dtype=torch.float32)
+    bonus = inputs.target_logits[inputs.bonus_rows].argmax(dim=1, keepdim=True)
+    counts = [case.num_drafts] * case.batch
+    cu_num_drafts = inputs.cu_num_draft_tokens[1:].contiguous()
+    return lambda: sampler.rejection_sample(
+        inputs.draft_token_ids,
+        counts,
+        case.num_drafts,
+        cu_num_drafts,
+        draft_probs,
+        apply_top_k_top_p(target_logits.clone(), k, p),
+        bonus,
+        metadata,
+    )
+
+
 def step(inputs: Inputs) -> Call:
     """All of a step from the same logits: softmax of the drafts' law, then ``RejectionSampler.forward``."""
     sampler, metadata, _, logits, sampling_metadata = _forward_arguments(inputs)

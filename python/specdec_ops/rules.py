@@ -162,3 +162,12 @@ class Margin(_Margin):
 
 
 LossyRule: TypeAlias = Lenience | Typical | TopN | Thresholds | Margin
+
+
+def name_and_parameters(op: str, rule: str | LossyRule) -> tuple[str, tuple[float, ...]]:
+    """What the ops call a rule, and the numbers that it comes with."""
+    if isinstance(rule, str):
+        return rule, ()
+    if not isinstance(rule, Lenience | Typical | TopN | Thresholds | Margin):
+        raise RuntimeError(f"{op}: rule must be a name or one of specdec_ops.rules, got {rule!r}")
+    return rule.name, tuple(rule)

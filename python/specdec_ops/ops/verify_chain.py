@@ -20,7 +20,7 @@ from specdec_ops.ops._arguments import (
     per_request,
     seeds_per_request,
 )
-from specdec_ops.rules import LossyRule
+from specdec_ops.rules import LossyRule, name_and_parameters
 
 
 class VerifyChainOutput(NamedTuple):
@@ -265,8 +265,7 @@ def verify_chain(
         return_logsumexp,
         return_logprobs,
         return_accept_probs,
-        rule if isinstance(rule, str) else rule.name,
-        () if isinstance(rule, str) else rule,
+        *name_and_parameters("verify_chain", rule),
         rule_mask,
         sampler,
     )
