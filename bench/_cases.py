@@ -34,11 +34,12 @@ class Draft(Enum):
 
 @dataclass(frozen=True)
 class Goals:
-    """What a case must reach: speed-ups over rivals, slowdown over the read loop, microseconds a call."""
+    """What a case must reach: speed-ups over rivals, slowdowns over others, microseconds a call."""
 
     vllm: float | None = None
     vllm_argmax: float | None = None
     read_loop: float | None = 1.3
+    plain: float | None = None
     microseconds: float | None = None
 
 
@@ -71,6 +72,11 @@ VERIFY_CHAIN = (
     Case(1, 3, Draft.GREEDY),
     Case(64, 7, Draft.DENSE, vocab_size=32_000),
     Case(8, 4, Draft.DENSE, vocab_size=128_256),
+)
+FILTERS = (
+    Case(16, 3, Draft.DENSE, goals=Goals(vllm=25, read_loop=None, plain=2)),
+    Case(16, 3, Draft.DENSE, torch.bfloat16, goals=Goals(vllm=25, read_loop=None, plain=2)),
+    Case(1, 3, Draft.DENSE, torch.bfloat16),
 )
 PLUGIN = (
     Case(1, 3, Draft.DENSE, goals=Goals(vllm=30, read_loop=None)),

@@ -8,7 +8,7 @@ from _cases import Case
 from _suite import OURS, READ_LOOP, Result, Suite
 
 _HEADER = (
-    "op", "case", "accept", "us", "read us", "GB/s", "/read", "block",
+    "op", "case", "accept", "us", "read us", "GB/s", "/read", "block", "/plain",
     "xvllm", "xvllm-step", "xvllm-argmax", "xeager", "others", "goals",
 )  # fmt: skip
 _NOTES = """\
@@ -16,6 +16,7 @@ us        specdec_ops: mean over input sets of the median over repeats
 read us   the read loop on the bytes that must be touched, and its GB/s
 /read     specdec_ops over the read loop
 block     block verification over specdec_ops
+/plain    a call with filters over the same call without
 x...      how many times faster specdec_ops is than
   vllm          rejection_sample alone: its scaled float32 logits, draft probabilities and bonus tokens made
                 beforehand (other ops: the same from logits)
@@ -53,6 +54,7 @@ def _row(suite: Suite, case: Case, result: Result) -> tuple[str, ...]:
         _number(read and result.bytes_read / read / 1e9, 1),
         _number(result.over_read_loop, 2),
         _number(result.speedup("block"), 2),
+        _number(result.over_plain, 2),
         _number(result.speedup("vllm"), 1),
         _number(result.speedup("vllm-step"), 1),
         _number(result.speedup("vllm-argmax"), 2),
@@ -72,6 +74,8 @@ def _verdicts(case: Case, result: Result) -> list[str]:
     if goals.microseconds is not None:
         taken = result.timings.seconds(OURS) * 1e6
         verdicts.append(f"us <= {goals.microseconds:g} {'met' if taken <= goals.microseconds else 'MISSED'}")
+    if goals.plain is not None and result.over_plain is not None:
+        verdicts.append(f"plain <= {goals.plain:g} {'met' if result.over_plain <= goals.plain else 'MISSED'}")
     over = result.over_read_loop
     if goals.read_loop is not None and over is not None:
         verdicts.append(f"read <= {goals.read_loop:g} {'met' if over <= goals.read_loop else 'MISSED'}")

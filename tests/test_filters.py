@@ -158,6 +158,16 @@ def test_large_rows_with_more_ids_at_the_threshold_than_are_gathered_at_once(
         check_sample(default_native, *random_chains.for_sample(seed, LARGE, filters=True))
 
 
+@pytest.mark.parametrize(
+    ("tiny", "counts"), [(-30.0, True), (-40.0, True), (-40.9, True), (-41.0, False), (-42.0, False)]
+)
+def test_masses_are_whole_multiples_of_a_unit(native: Implementation, tiny: float, counts: bool) -> None:
+    # At this temperature a logit of -n weighs 2^-n: the first id has half of the mass, but for one unit.
+    row = torch.tensor([[0.0, -1.0, -1.0, tiny]])
+    out = native.sample(row, temperature=math.log2(math.e), uniforms=torch.zeros(1), top_p=0.5)
+    assert out.thresholds.item() == (-1.0 if counts else 0.0)
+
+
 @pytest.mark.parametrize("dtype", random_chains.DTYPES, ids=str)
 @pytest.mark.parametrize("order", ["sequential", "joint"])
 def test_flat_and_tied_rows_of_many_blocks(
@@ -231,6 +241,34 @@ def test_gumbel_noise_meets_what_filters_leave(native: Implementation) -> None:
         plain = {n: v for n, v in arguments.items() if n not in (*filtering.NAMES, "filter_order")}
         expected = native.sample(**{**plain, "logits": cut})
         assert margins.all_same_bits(filtered[:4], expected[:4])
+
+
+@pytest.mark.parametrize(
+    ("law", "filtered"),
+    [
+        ("logits", "target"),
+        ("logits", "drafts"),
+        ("logits", "both"),
+        ("probs", "target"),
+        ("support", "target"),
+    ],
+)
+def test_recovered_tokens_by_a_pass_over_both_rows(native: Implementation, law: str, filtered: str) -> None:
+    for seed, vocab_size in enumerate((256, 1000, 4096, 8192, 9001)):
+        dtype = random_chains.DTYPES[seed % 3]
+        arguments = inputs.chain(
+            [1] * 12, vocab_size, law, seed=seed, dtype=dtype, scale=1.0, noise=2.0, uniforms=True
+        )
+        if filtered != "drafts":
+            arguments |= {"top_k": vocab_size // 4, "top_p": 0.9}
+        if filtered != "target":
+            arguments |= {"draft_top_k": vocab_size // 4, "draft_min_p": 0.01}
+        for r, best in enumerate(arguments["target_logits"][::2].float().argsort(descending=True)[:, 9]):
+            arguments["draft_token_ids"][r] = best
+        actual = native.verify_chain(**arguments, **random_chains.EXTRAS)
+        expected = native.verify_chain(**filtering.unfiltered_chain(arguments), **random_chains.EXTRAS)
+        assert (actual.num_accepted == 0).any()
+        assert margins.all_same_bits(actual, expected)
 
 
 def test_a_request_alone_is_cut_by_several_threads(default_native: Implementation, num_threads: None) -> None:

@@ -268,9 +268,7 @@ def test_errors() -> None:
     ):
         with pytest.raises(RuntimeError, match=f"verify_chain: {message}"):
             native.verify_chain(**arguments, rule=rule)
-    with pytest.raises(
-        RuntimeError, match="verify_chain: rule must be a name or one of"
-    ):
+    with pytest.raises(RuntimeError, match="verify_chain: rule must be a name or one of"):
         native.verify_chain(**arguments, rule=(0.5,))
     with pytest.raises(RuntimeError, match="rule_parameters must have 2 elements for rule 'typical', got 0"):
         native.verify_chain(**arguments, rule="typical")
