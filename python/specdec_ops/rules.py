@@ -1,10 +1,10 @@
 """Lossy rules for ``verify_chain(rule=...)``: more drafts are kept, and the target's law is bent.
 
 Each says what it emits in one slot, where ``p`` is the target's law, ``q`` the drafter's and ``x`` the
-draft. If the rule accepts ``x`` with probability ``a(x)``, and draws from ``r`` after a rejection, it
-emits ``y`` with probability ``q(y) * a(y) + (1 - sum(q * a)) * r(y)``. Whatever the rule, that differs
-from the target's law by a total variation of at least ``A - sum(min(p, q))``, where ``A = sum(q * a)`` is
-its rate of acceptance; ``docs/rules.md`` has the laws.
+draft. If the rule accepts ``x`` with probability ``a(x)``, and draws from ``r_x`` after a rejection, it
+emits ``y`` with probability ``q(y) * a(y) + sum(q(x) * (1 - a(x)) * r_x(y) for x)``. Whatever the rule, that
+differs from the target's law by a total variation of at least ``A - sum(min(p, q))``, where ``A = sum(q *
+a)`` is its rate of acceptance; ``docs/rules.md`` has the laws.
 """
 
 from __future__ import annotations
