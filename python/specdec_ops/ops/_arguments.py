@@ -68,6 +68,23 @@ def largest_draft_count(cu_num_draft_tokens: Tensor, batch: int) -> int:
     return max(0, *(int(end - begin) for begin, end in itertools.pairwise(totals)), 0)
 
 
+def filters_per_request(
+    top_k: Tensor | int | None,
+    top_p: Tensor | float | None,
+    min_p: Tensor | float | None,
+    batch: int,
+    beside: Tensor,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``per_request`` of filters, in no time where there are none."""
+    if top_k is None and top_p is None and min_p is None:
+        return None, None, None
+    return (
+        per_request(top_k, batch, torch.int64, beside),
+        per_request(top_p, batch, torch.float32, beside),
+        per_request(min_p, batch, torch.float32, beside),
+    )
+
+
 #: In which order filters are applied, and whether top-p is then of the whole row.
 FILTER_ORDERS = {"sequential": False, "joint": True}
 

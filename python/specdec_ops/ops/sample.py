@@ -13,6 +13,7 @@ from specdec_ops._library import define
 from specdec_ops._status import Status
 from specdec_ops.ops._arguments import (
     filters_are_joint,
+    filters_per_request,
     leading_size,
     number_of_entries,
     per_request,
@@ -117,6 +118,7 @@ def sample(
         num_entries = number_of_entries(
             batch, (temperature, 1), (seeds, 1), (top_k, 1), (top_p, 1), (min_p, 1)
         )
+    k, p, least_p = filters_per_request(top_k, top_p, min_p, num_entries, logits)
     slots = draft_slot if isinstance(draft_slot, Tensor) else None
     return SampleOutput(
         *_op(
@@ -128,9 +130,9 @@ def sample(
             draft_slot=draft_slot if slots is None else None,
             draft_slots=slots,
             uniforms=uniforms,
-            top_k=per_request(top_k, num_entries, torch.int64, logits),
-            top_p=per_request(top_p, num_entries, torch.float32, logits),
-            min_p=per_request(min_p, num_entries, torch.float32, logits),
+            top_k=k,
+            top_p=p,
+            min_p=least_p,
             joint_filters=filters_are_joint("sample", filter_order),
             vocab_size=vocab_size,
             token_dtype=token_dtype,

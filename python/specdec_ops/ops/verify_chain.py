@@ -14,6 +14,7 @@ from specdec_ops._library import define
 from specdec_ops._status import Status
 from specdec_ops.ops._arguments import (
     filters_are_joint,
+    filters_per_request,
     largest_draft_count,
     leading_size,
     number_of_entries,
@@ -253,12 +254,8 @@ def verify_chain(
         fly_window_size,
         fly_entropy_threshold,
         fly_entropy_top_k,
-        per_request(top_k, num_entries, torch.int64, target_logits),
-        per_request(top_p, num_entries, torch.float32, target_logits),
-        per_request(min_p, num_entries, torch.float32, target_logits),
-        per_request(draft_top_k, num_entries, torch.int64, target_logits),
-        per_request(draft_top_p, num_entries, torch.float32, target_logits),
-        per_request(draft_min_p, num_entries, torch.float32, target_logits),
+        *filters_per_request(top_k, top_p, min_p, num_entries, target_logits),
+        *filters_per_request(draft_top_k, draft_top_p, draft_min_p, num_entries, target_logits),
         draft_thresholds,
         filters_are_joint("verify_chain", filter_order),
         vocab_size,
