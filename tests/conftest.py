@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 EMULATED_TESTS = (
     "test_bonus_token_ids",
     "test_draft_vocabulary",
+    "test_exact_match",
     "test_logit_processors",
     "test_plan_verification",
     "test_random_numbers",

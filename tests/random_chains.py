@@ -89,6 +89,19 @@ def random_chain(
     return arguments, flags, f"seed {seed}, V {vocab_size}, {law}, {dtype}, uniforms {uniforms}, {flags}"
 
 
+def near_laws(law: str, seed: int, *, noise: float, uniforms: bool = False) -> inputs.Arguments:
+    """Chains whose last draft is out of the question, so that block verification looks at those before it."""
+    counts = [3, 2, 4, 9] * 3
+    arguments = inputs.chain(counts, 300, law, seed=seed, noise=noise, uniforms=uniforms)
+    rows = arguments["draft_probs" if law == "probs" else "draft_logits"]
+    for r, end in enumerate(arguments["cu_num_draft_tokens"][1:].tolist()):
+        # An id that neither law would miss.
+        x = int(rows[end - 1].argmin())
+        arguments["draft_token_ids"][end - 1] = x
+        arguments["target_logits"][end - 1 + r, x] -= 30.0
+    return arguments
+
+
 def add_bonus_token_ids(arguments: inputs.Arguments, choice: random.Random) -> None:
     vocab_size = arguments["target_logits"].shape[1]
     batch = arguments["temperature"].shape[0]
@@ -112,6 +125,23 @@ def add_fly(arguments: inputs.Arguments, choice: random.Random) -> None:
     cu = arguments["cu_num_draft_tokens"].tolist()
     for r in (arguments["temperature"] == 0.0).nonzero().flatten().tolist():
         for draft in range(cu[r], cu[r + 1]):
+            if choice.random() < 0.8:
+                arguments["draft_token_ids"][draft] = best[draft + r]
+
+
+def add_block(arguments: inputs.Arguments, choice: random.Random) -> None:
+    arguments["rule"] = "block"
+
+
+def add_exact_match(arguments: inputs.Arguments, choice: random.Random) -> None:
+    """With drafts that are often right."""
+    arguments["rule"] = "exact_match"
+    if "seeds" in arguments and choice.random() < 0.6:
+        arguments["sampler"] = "gumbel"
+    best = arguments["target_logits"].float().nan_to_num(-INF).argmax(-1)
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    for r, (begin, end) in enumerate(itertools.pairwise(cu)):
+        for draft in range(begin, end):
             if choice.random() < 0.8:
                 arguments["draft_token_ids"][draft] = best[draft + r]
 
@@ -178,7 +208,13 @@ OPTIONS = {
         keep_in_entries,
     ),
     "request_indices, fly": (add_fly, keep_in_entries),
+    "request_indices, block": (add_block, keep_in_entries),
+    "request_indices, exact_match": (add_exact_match, keep_in_entries),
     "bonus_token_ids": (add_bonus_token_ids,),
+    "block": (add_block,),
+    "exact_match": (add_exact_match,),
+    "bonus_token_ids, block": (add_block, add_bonus_token_ids),
+    "bonus_token_ids, exact_match": (add_exact_match, add_bonus_token_ids),
     "accept_rates": (add_accept_rates,),
     "fly": (add_fly,),
     "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
@@ -220,6 +256,8 @@ def for_sample(
         arguments["positions"] = torch.randint(0, 2**40, (batch,), generator=draw)
         slots = torch.tensor([choice.randrange(9) for _ in range(batch)], dtype=torch.int32)
         arguments["draft_slot"] = choice.choice((None, 0, 3, torch.tensor(3), slots))
+        if choice.random() < 0.3:
+            arguments["sampler"] = "gumbel"
     if filters:
         arguments["logits"] = filtering.rows(choice, batch, logits.shape[1], logits.dtype)
         filtering.add_filters(arguments, choice)

@@ -358,17 +358,6 @@ def test_errors() -> None:
         specdec_ops.sample(logits, uniforms=torch.zeros(1), sampler="gumbel")
 
 
-def test_gpus_name_what_they_lack() -> None:
-    emulated = Implementation(implementations.EMULATED)
-    chain = inputs.chain([2], 8, "one_hot")
-    with pytest.raises(RuntimeError, match="verify_chain: rule must be 'token' for CUDA tensors, got 'exact"):
-        emulated.verify_chain(**chain, rule="exact_match")
-    with pytest.raises(RuntimeError, match="sample: sampler must be 'inverse_cdf' for CUDA tensors, got 'g"):
-        emulated.sample(
-            chain["target_logits"][:1], seeds=1, positions=torch.zeros(1).long(), sampler="gumbel"
-        )
-
-
 def test_opcheck() -> None:
     arguments = inputs.chain([2, 0, 3], 70, "one_hot")
     names = ("target_logits", "draft_token_ids", "cu_num_draft_tokens", "temperature")

@@ -94,6 +94,15 @@ def test_residuals_that_several_ctas_make(law: str, seeds: Seeds) -> None:
         assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}")
 
 
+@pytest.mark.parametrize("uniforms", [False, True])
+@pytest.mark.parametrize("law", ["logits", "logits_and_logsumexp", "probs"])
+def test_block_verification_with_a_pass_over_the_rows(law: str, uniforms: bool, seeds: Seeds) -> None:
+    """Laws so near each other that most attempts fail; with uniforms none is made."""
+    for seed in seeds(40)[:4]:
+        arguments = random_chains.near_laws(law, seed, noise=0.6 if uniforms else 0.03, uniforms=uniforms)
+        assert_same_bits("verify_chain", {**arguments, "rule": "block"}, seed, f"seed {seed}, {law}")
+
+
 def test_sample_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
     for seed in seeds(30):
         arguments, context = random_chains.for_sample(seed, VOCAB_SIZES)

@@ -104,6 +104,13 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   set_filters(checks, {top_k, top_p, min_p}, {"top_k", "top_p", "min_p"}, shapes, &params.filters);
   set_draft_filters(checks, {draft_top_k, draft_top_p, draft_min_p}, draft_thresholds, shapes, &params);
   params.joint_filters = joint_filters;
+  if (params.rule == Rule::kExactMatch) {
+    // It looks at no draft law.
+    params.draft_law = DraftLawKind::kOneHot;
+    params.draft_logsumexp = {};
+    params.draft_filters = {};
+    params.draft_thresholds = {};
+  }
   set_seeds(checks, seeds, positions, shapes, "[batch]", &params);
   checks.require(accept_uniforms.has_value() == recovered_uniforms.has_value(),
                  "accept_uniforms and recovered_uniforms must be given together, got one");

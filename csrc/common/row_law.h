@@ -111,6 +111,9 @@ SPECDEC_HOST_DEVICE double next_chance(double chance, double p, double q) {
   return next > 0x1p-1000 ? next : 0.0;
 }
 
+/// What a mass of p leaves of it.
+SPECDEC_HOST_DEVICE double rest_of(double mass) { return mass < 1.0 ? 1.0 - mass : 0.0; }
+
 /// Whether a coin is below z / (z + 1 - chance), where 0 / 0 is 1.
 SPECDEC_HOST_DEVICE bool block_accepts(double coin, double chance, double z) {
   return !(chance < 1.0) || coin * (z + (1.0 - chance)) < z;

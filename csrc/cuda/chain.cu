@@ -44,29 +44,6 @@ struct Unit {
   }
 };
 
-/// The mass of max(p - q, 0) in one block, NaN if the draft law is not usable there.
-__device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot, int block,
-                                            uint4* stage, uint4* draft_stage) {
-  const ChainParams& params = plan.params;
-  const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
-  const BlockRef target_block = block_of(params, row_of(params.target, row), block);
-  const BlockRef draft_block = block_of(params, row_of(request.of_drafts(params.draft), slot), block);
-  const float target_max = load_stats(plan.target_stats + row * plan.num_blocks + block).max;
-  fetch_block(target_block, stage);
-  const WeightsOfLogits target =
-      probs_of_block(target_block, stage, load_law(plan.laws + 2 * request.index), target_max);
-  if (params.draft_law == DraftLawKind::kProbs) {
-    return sum_in_lanes(Residual<GivenProbs>{target, {draft_block}}, target_block.rows());
-  }
-  const float draft_max = plan.reads_draft_rows
-                              ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
-                              : block_max(draft_block);
-  fetch_block(draft_block, draft_stage);
-  const WeightsOfLogits draft_probs =
-      probs_of_block(draft_block, draft_stage, load_law(plan.laws + 2 * request.index + 1), draft_max);
-  return sum_in_lanes(Residual<WeightsOfLogits>{target, draft_probs}, target_block.rows());
-}
-
 /// A unit of a residual. Each block takes the shared memory of two warps.
 __device__ __forceinline__ void run_residual_unit(const Plan& plan, const Request& request, int slot,
                                                   int unit, uint4* stage) {
@@ -165,7 +142,7 @@ __device__ __forceinline__ bool take_together(const Plan& plan, int* patience, u
 }
 
 /// Makes residuals while there are any.
-template <bool kLooksAhead>
+template <Variant kVariant>
 __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint4* stage, Scratch& scratch) {
   uint32_t index;
   int unit;
@@ -175,7 +152,7 @@ __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint
     const int slot = __ldcg(&plan.residuals[index].slot);
     run_residual_unit(plan, request, slot, unit, stage);
     if (!arrives_last(&plan.residuals[index].num_units, residual_units(plan))) continue;
-    Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
+    Judge<kVariant>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
         .run_residual(slot);
   }
 }
@@ -193,7 +170,7 @@ __global__ void __launch_bounds__(kReadingWarps* kWarpSize, kReadersPerMultiproc
   run_unit(plan, request, unit, dynamic_shared() + warp_index() * plan.stage_words);
 }
 
-template <bool kLooksAhead>
+template <Variant kVariant>
 __global__ void __launch_bounds__(kMostJudgingWarps* kWarpSize)
     judge_requests(const __grid_constant__ Plan plan) {
   uint4* shared = dynamic_shared();
@@ -204,12 +181,12 @@ __global__ void __launch_bounds__(kMostJudgingWarps* kWarpSize)
     Request request = Request::load(plan.params, blockIdx.x);
     request.find_scales();
     const bool needs_residual =
-        Judge<kLooksAhead>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
+        Judge<kVariant>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1)).run();
     if (!needs_residual) return;
   } else {
     wait_for_previous_launch();
   }
-  make_residuals<kLooksAhead>(plan, is_helper ? kPatience : 0, stage, scratch);
+  make_residuals<kVariant>(plan, is_helper ? kPatience : 0, stage, scratch);
 }
 
 // ---- Host ----
@@ -254,7 +231,14 @@ size_t lay_out(Plan& plan, void* workspace) {
   plan.residuals = cutter.take<ResidualState>(residuals);
   plan.laws = cutter.take<RowLaw>(2 * residuals);
   plan.masses = cutter.take<float>(residuals * plan.num_blocks);
+  plan.block_slots = cutter.take<BlockSlot>(params.rule == Rule::kBlock ? params.num_drafts : 0);
   return cutter.size();
+}
+
+/// Whether it takes Variant::kOtherRules.
+bool has_other_rules(const ChainParams& params) {
+  return params.rule == Rule::kBlock || params.rule == Rule::kExactMatch ||
+         params.sampler == Sampler::kGumbel;
 }
 
 Plan plan_of(const ChainParams& params) {
@@ -265,7 +249,8 @@ Plan plan_of(const ChainParams& params) {
   plan.has_dense_law = params.draft_law == DraftLawKind::kLogits || params.draft_law == DraftLawKind::kProbs;
   plan.may_be_quick =
       params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
-      !params.final_uniforms && params.fly_window_size == 0 && plan.num_blocks <= kBlocksAtOnce &&
+      !params.final_uniforms && params.fly_window_size == 0 && !has_other_rules(params) &&
+      plan.num_blocks <= kBlocksAtOnce &&
       (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
   return plan;
 }
@@ -292,7 +277,8 @@ DeviceFacts ask_device(int device) {
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
   facts.dynamic_shared = static_cast<size_t>(shared - kStaticShared);
-  for (auto* kernel : {read_rows, judge_requests<false>, judge_requests<true>}) {
+  for (auto* kernel : {read_rows, judge_requests<Variant::kPlain>, judge_requests<Variant::kLooksAhead>,
+                       judge_requests<Variant::kOtherRules>}) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
     if (facts.error == cudaSuccess) facts.error = error;
@@ -317,6 +303,11 @@ void choose_unit(Plan& plan, int warps_on_device) {
       std::clamp<int64_t>(blocks / (kLeastRounds * int64_t{warps_on_device}), 1, kMostBlocksPerWarp));
   const int blocks_per_unit = plan.blocks_per_warp * kReadingWarps;
   plan.units_per_row = (plan.num_blocks + blocks_per_unit - 1) / blocks_per_unit;
+}
+
+auto judge_of(const ChainParams& params) {
+  if (params.fly_window_size > 0) return judge_requests<Variant::kLooksAhead>;
+  return has_other_rules(params) ? judge_requests<Variant::kOtherRules> : judge_requests<Variant::kPlain>;
 }
 
 /// `early`: CTAs may start before the launch before this one is done.
@@ -375,9 +366,8 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
       error != cudaSuccess) {
     return error;
   }
-  return launch(params.fly_window_size > 0 ? judge_requests<true> : judge_requests<false>,
-                params.batch + num_helpers, warps, of_judge(warps), stream, facts.has_programmatic_launch,
-                plan);
+  return launch(judge_of(params), params.batch + num_helpers, warps, of_judge(warps), stream,
+                facts.has_programmatic_launch, plan);
 }
 
 }  // namespace specdec_ops::cuda

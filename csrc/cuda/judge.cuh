@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/gumbel.cuh"
 #include "cuda/largest_logits.cuh"
 #include "cuda/plan.cuh"
 
@@ -10,6 +11,17 @@ namespace specdec_ops::cuda {
 enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
 enum class Outcome : int32_t { kAccepted, kEnds, kDraws, kUnsure };
+
+/// What a judge must be able to do. Each is a kernel of its own, so that the others' registers are not its.
+enum class Variant {
+  kPlain,
+  /// FLy.
+  kLooksAhead,
+  /// Rules other than token level and synthetic rates, and Gumbel noise.
+  kOtherRules,
+};
+
+struct FoundToken;
 
 /// What became of one slot.
 struct Verdict {
@@ -46,6 +58,10 @@ struct Scratch {
     PickScratch pick[kMostJudgingWarps];
     /// While an entropy is found.
     float largest[kMostJudgingWarps][kMaxEntropyTopK];
+    /// While a token is drawn by noise.
+    ScoredId scored[kMostJudgingWarps];
+    /// While a sparse draft law is taken away from the target's.
+    double terms[kMostJudgingWarps * kWarpSize][2];
   };
   RowMax row_max[kRowsAtOnce];
   /// Of the target's rows, then of the drafts'.
@@ -131,12 +147,38 @@ static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, c
   __syncthreads();
 }
 
+/// The mass of max(p - q, 0) in one block by the laws that were left behind, NaN if the draft law is not
+/// usable there.
+static __device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot,
+                                                   int block, uint4* stage, uint4* draft_stage) {
+  const ChainParams& params = plan.params;
+  const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
+  const BlockRef target_block = block_of(params, row_of(params.target, row), block);
+  const BlockRef draft_block = block_of(params, row_of(request.of_drafts(params.draft), slot), block);
+  const float target_max = load_stats(plan.target_stats + row * plan.num_blocks + block).max;
+  fetch_block(target_block, stage);
+  const WeightsOfLogits target =
+      probs_of_block(target_block, stage, load_law(plan.laws + 2 * request.index), target_max);
+  if (params.draft_law == DraftLawKind::kProbs) {
+    return sum_in_lanes(Residual<GivenProbs>{target, {draft_block}}, target_block.rows());
+  }
+  const float draft_max = plan.reads_draft_rows
+                              ? load_stats(plan.draft_stats + draft * plan.num_blocks + block).max
+                              : block_max(draft_block);
+  fetch_block(draft_block, draft_stage);
+  const WeightsOfLogits draft_probs =
+      probs_of_block(draft_block, draft_stage, load_law(plan.laws + 2 * request.index + 1), draft_max);
+  return sum_in_lanes(Residual<WeightsOfLogits>{target, draft_probs}, target_block.rows());
+}
+
 /// The judge of one request, on a whole CTA. Everything but the leaves is inlined into the kernel, where a
-/// parameter is an operand of an instruction and not a load through two pointers. `kLooksAhead`: with FLy,
-/// which is a kernel of its own so that the others' registers are not its.
-template <bool kLooksAhead>
+/// parameter is an operand of an instruction and not a load through two pointers.
+template <Variant kVariant>
 class Judge {
  public:
+  static constexpr bool kLooksAhead = kVariant == Variant::kLooksAhead;
+  static constexpr bool kHasOtherRules = kVariant == Variant::kOtherRules;
+
   __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
                                    double* masses)
       : plan_(plan),
@@ -150,6 +192,12 @@ class Judge {
 
   /// Judges the request once the launch that reads the rows is done. True: its residual must be made first.
   __device__ __forceinline__ bool run() {
+    if constexpr (kHasOtherRules) {
+      if (params_.rule == Rule::kBlock && !request_.greedy) {
+        run_block_rule();
+        return needs_residual_;
+      }
+    }
     end_ = min(num_slots(), kLargestWave);
     const int last = judge();
     if (last >= 0) end_at(last, s_.verdicts[last], /*has_residual=*/false);
@@ -219,7 +267,8 @@ class Judge {
     draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
     const bool is_synthetic = params_.rule == Rule::kSynthetic;
     // The coin is found while the draft is on its way.
-    if (is_synthetic || (!request_.greedy && params_.rule == Rule::kTokenLevel)) {
+    if (is_synthetic ||
+        (!request_.greedy && params_.rule == (kHasOtherRules ? Rule::kBlock : Rule::kTokenLevel))) {
       draft.coin =
           params_.accept_uniforms
               ? at(params_.accept_uniforms, request_.first_draft + slot)
@@ -383,7 +432,7 @@ class Judge {
   static constexpr double kQuickSumMargin = 6e-6, kSumMargin = 1e-12, kScaledIdMargin = 1e-6;
 
   __device__ __forceinline__ bool may_be_quick() const {
-    return !kLooksAhead && plan_.may_be_quick && !request_.greedy;
+    return kVariant == Variant::kPlain && plan_.may_be_quick && !request_.greedy;
   }
 
   __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
@@ -683,12 +732,20 @@ class Judge {
       return verdict;
     }
     verdict.outcome = Outcome::kDraws;
+    if (kHasOtherRules) {
+      // Exact match: what is drawn decides.
+      if (draft.valid) {
+        verdict.accept_prob = static_cast<float>(exp2_out_of_line(s_.laws[i].log2_prob(draft.target)));
+      }
+      return verdict;
+    }
     if (draft.valid) judge_draft(draft, &verdict);
     return verdict;
   }
 
   /// Whether a valid draft is accepted, which `by_law` says where the target's law decides.
   __device__ __forceinline__ bool accepts(const Draft& draft, bool by_law) const {
+    if (kHasOtherRules) return by_law;
     return draft.wins || (params_.rule == Rule::kTokenLevel && by_law);
   }
 
@@ -791,6 +848,7 @@ class Judge {
       const int count = end_ - begin_;
       if (has_slot()) s_.verdicts[own_slot()] = verdict_of(draft);
       __syncthreads();
+      if constexpr (kHasOtherRules) match_slots(count);
 
       int last = 0;
 #pragma unroll 1
@@ -849,6 +907,45 @@ class Judge {
     verdict->token = verdict->x;
   }
 
+  /// Exact match: a token of p is drawn in each slot up to the first that it ends in.
+  __device__ __forceinline__ void match_slots(int count) {
+    if (params_.rule != Rule::kExactMatch) return;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const Verdict verdict = s_.verdicts[i];
+      if (verdict.outcome == Outcome::kEnds) return;
+      if (verdict.outcome == Outcome::kAccepted) continue;  // of a greedy request
+      Status status = verdict.status;
+      const int64_t token = draw(i, verdict, /*has_residual=*/false, &status);
+      const bool accepted = token == verdict.x && token >= 0;
+      if (thread() == 0) {
+        s_.verdicts[i].outcome = accepted ? Outcome::kAccepted : Outcome::kEnds;
+        s_.verdicts[i].token = token;
+      }
+      __syncthreads();
+      if (!accepted) return;
+    }
+  }
+
+  // ---- Block verification, in block_rule.cuh ----
+
+  __device__ void run_block_rule();
+  __device__ void select(int slot);
+  __device__ int read_chain();
+  __device__ void fill_block_slot(const Draft& draft);
+  __device__ bool wins(int s, int end, FoundToken* found);
+  __device__ double block_number(int s, int number) const;
+  __device__ bool thins_in_chain(int s, const BlockSlot& slot, FoundToken* found);
+  __device__ bool passes(const BlockSlot& slot, double coin, const TokenDraw& token, FoundToken* found);
+  __device__ RowLaw scale_law(double chance);
+  __device__ void restore_law(const RowLaw& law);
+  __device__ double mass_beyond_support(double chance);
+  __device__ bool recover_in_chain(int accepted, FoundToken* found);
+  __device__ void end_chain(int end);
+  __device__ __forceinline__ BlockSlot* block_slot(int64_t slot) const {
+    return plan_.block_slots + request_.first_draft + slot;
+  }
+
   // ---- Drawing ----
 
   /// Number `draw` of those at the position of the slot.
@@ -860,6 +957,10 @@ class Judge {
   }
   /// The same, or the given uniform.
   __device__ __forceinline__ TokenDraw final_draw(int64_t slot, int64_t draw) const {
+    if (kHasOtherRules && params_.rule == Rule::kExactMatch && params_.accept_uniforms &&
+        slot < request_.num_drafts) {
+      return TokenDraw::from(at(params_.accept_uniforms, request_.first_draft + slot));
+    }
     return params_.final_uniforms ? TokenDraw::from(at(params_.final_uniforms, request_.index))
                                   : TokenDraw::from(final_words(slot, draw));
   }
@@ -869,6 +970,9 @@ class Judge {
   /// With a dense draft law and seeds a token of p is kept with probability max(p - q, 0) / p, which gives
   /// the law of the residual without a pass over the rows. The attempts are independent: each warp makes one.
   __device__ __forceinline__ int64_t draw(int i, const Verdict& verdict, bool has_residual, Status* status) {
+    if constexpr (kHasOtherRules) {
+      if (params_.sampler == Sampler::kGumbel) return draw_by_noise(i);
+    }
     const int64_t slot = begin_ + i;
     Final final = verdict.final;
     const bool thins = final == Final::kDenseResidual && !has_residual;
@@ -911,6 +1015,21 @@ class Judge {
       }
     }
     return -1;
+  }
+
+  /// A token of p by Gumbel noise, that of its position: what a draft in the same place met.
+  __device__ __forceinline__ int64_t draw_by_noise(int i) {
+    const int64_t slot = begin_ + i;
+    const int64_t place = params_.final_stream == Stream::kDraft ? request_.final_slot : slot;
+    const NoiseKey noise = noise_key(request_.seed, request_.position + place);
+    const ScoredId best = best_score(target_row(slot), params_.vocab_size, s_.row_max[i].max, request_.scale,
+                                     noise, warp_index(), num_warps());
+    __syncthreads();
+    if (lane_index() == 0) s_.scored[warp_index()] = best;
+    __syncthreads();
+    ScoredId result = s_.scored[0];
+    for (int warp = 1; warp < num_warps(); ++warp) result = ScoredId::better(result, s_.scored[warp]);
+    return result.id;
   }
 
   /// Masses by block, and their sums in the order of the blocks: before each block, and of all.
@@ -1085,7 +1204,9 @@ class Judge {
     const int64_t num_slots = request_.num_slots(params_);
     for (int64_t slot = num_accepted + 1 + thread(); slot < num_slots; slot += num_threads()) {
       if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = __builtin_nan("");
-      if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
+      // Block verification has judged drafts behind the end.
+      const bool is_judged = kHasOtherRules && params_.rule == Rule::kBlock && !request_.greedy;
+      if (params_.accept_probs != nullptr && slot < request_.num_drafts && !is_judged) {
         params_.accept_probs[request_.first_draft + slot] = __builtin_nanf("");
       }
     }
@@ -1110,13 +1231,18 @@ class Judge {
     finish(end_, valid || token == -1 ? Status::kOk : Status::kInvalidDraftId);
   }
 
+  /// For residual_mass. By one thread.
+  __device__ __forceinline__ void leave_laws(int i) const {
+    plan_.laws[2 * request_.index] = s_.laws[i];
+    plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
+  }
+
   /// Every CTA of the device may help to make it.
   __device__ __forceinline__ void queue_residual(int i) {
     needs_residual_ = true;
     if (thread() != 0) return;
     plan_.residuals[request_.index].slot = begin_ + i;
-    plan_.laws[2 * request_.index] = s_.laws[i];
-    plan_.laws[2 * request_.index + 1] = s_.laws[kLargestWave + i];
+    leave_laws(i);
     const uint32_t place = atomicAdd(&plan_.counters->num_queued, 1u);
     store_release(&plan_.residuals[place].queued, static_cast<uint32_t>(request_.index) + 1);
   }
@@ -1142,3 +1268,5 @@ class Judge {
 };
 
 }  // namespace specdec_ops::cuda
+
+#include "cuda/block_rule.cuh"

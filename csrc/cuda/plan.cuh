@@ -29,6 +29,16 @@ struct ResidualState {
   int32_t slot;
 };
 
+/// A draft that block verification has read.
+struct BlockSlot {
+  /// -1 where the chain ends.
+  int64_t x;
+  double coin, p, q;
+  /// How probable it is that all drafts up to this one are accepted.
+  double chance;
+  bool one_hot, is_unusable;
+};
+
 /// Cleared before each call.
 struct Counters {
   unsigned long long next_residual_unit;
@@ -58,6 +68,7 @@ struct Plan {
   ResidualState* residuals;  ///< [batch]
   RowLaw* laws;              ///< [batch, 2], target and draft
   float* masses;             ///< [batch, num_blocks]
+  BlockSlot* block_slots;    ///< [drafts], of Rule::kBlock
 };
 
 /// Numbers of other CTAs: past the first-level cache, which may hold what was there before.

@@ -104,8 +104,6 @@ class BlockRule {
     return has_seeds_ ? thins(s, status) : passes(s, slot.coin, r_.final_draw(s + 1, 0), status);
   }
 
-  static double rest_of(double p) { return p < 1.0 ? 1.0 - p : 0.0; }
-
   /// P * p in the place of p.
   static Phase scaled(Phase target, double chance) {
     target.law.log2_total = target.law.log2_total - log2_f64(chance);

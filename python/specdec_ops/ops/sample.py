@@ -93,7 +93,7 @@ def sample(
             the temperature) and Gumbel noise, which depends on the seed, the position (``positions`` plus
             ``draft_slot``) and the id alone. So a draft meets the noise that
             ``verify_chain(rule="exact_match", sampler="gumbel")`` draws the target's token with, and is that
-            token most of the time. Not for drafts that any other rule verifies. Needs seeds. CPU alone.
+            token most of the time. Not for drafts that any other rule verifies. Needs seeds.
 
     Returns:
         A :class:`SampleOutput`. A row with a NaN or +inf gives the argmax of what is not NaN (0 if
