@@ -36,6 +36,7 @@ EMULATED_TESTS = (
     "test_bonus_token_ids",
     "test_draft_vocabulary",
     "test_exact_match",
+    "test_filters",
     "test_logit_processors",
     "test_plan_verification",
     "test_random_numbers",

@@ -219,6 +219,7 @@ OPTIONS = {
     "fly": (add_fly,),
     "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
     "bonus_token_ids, fly": (add_fly, add_bonus_token_ids),
+    **FILTERS,
 }
 
 
@@ -231,7 +232,7 @@ def random_chain_with(
     if choice.random() < 0.4:
         batch = arguments["temperature"].shape[0]
         arguments["temperature"][torch.rand(batch, generator=inputs.generator(seed)) < 0.5] = 0.0
-    for add in {**OPTIONS, **FILTERS}[option]:
+    for add in OPTIONS[option]:
         add(arguments, choice)
     return arguments, flags, f"{option}, {context}"
 

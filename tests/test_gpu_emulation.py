@@ -109,6 +109,18 @@ def test_sample_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
         assert_same_bits("sample", arguments, seed, context)
 
 
+def test_sample_with_filters_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        arguments, context = random_chains.for_sample(seed, VOCAB_SIZES, filters=True)
+        assert_same_bits("sample", arguments, seed, context)
+
+
+def test_thresholds_among_more_ids_than_are_gathered_at_once(seeds: Seeds) -> None:
+    for seed in seeds(40)[:4]:
+        arguments, context = random_chains.for_sample(seed, (20_000, 40_000), filters=True)
+        assert_same_bits("sample", arguments, seed, context)
+
+
 def test_sample_recovered_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
     for seed in seeds(30):
         arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES)

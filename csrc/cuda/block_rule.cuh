@@ -57,7 +57,9 @@ __device__ __forceinline__ int Judge<kVariant>::read_chain() {
     __syncthreads();
     find_maxima();
     make_laws();
-    if (has_slot()) fill_block_slot(load_draft());
+    Draft draft = load_draft();
+    if constexpr (kFilters) mask_draft(&draft);
+    if (has_slot()) fill_block_slot(draft);
     __syncthreads();
     for (end = begin_; end < end_ && block_slot(end)->x >= 0; ++end) {
       const BlockSlot slot = *block_slot(end);
@@ -167,7 +169,7 @@ __device__ __forceinline__ bool Judge<kVariant>::passes(const BlockSlot& slot, d
 #pragma unroll 1
   for (int block = warp_index(); block < plan_.num_blocks && warp_index() < warps; block += warps) {
     const float mass =
-        residual_mass(plan_, request_, begin_, block, stage_, stage_ + warps * plan_.stage_words);
+        residual_mass<kFilters>(plan_, request_, begin_, block, stage_, stage_ + warps * plan_.stage_words);
     if (lane_index() == 0) masses[block] = mass;
   }
   __syncthreads();

@@ -25,13 +25,18 @@ constexpr float kMasked = -__builtin_inff();
 struct RowRef {
   const char* data;
   DType dtype;
+  /// Elements below it count as -inf.
+  float threshold = kMasked;
 
   __device__ int item_size() const { return dtype == DType::kFloat32 ? 4 : 2; }
 };
 
 __device__ __forceinline__ RowRef row_of(const RowsView& rows, int64_t row) {
   const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
-  return {static_cast<const char*>(rows.data) + row * rows.stride * item_size, rows.dtype};
+  RowRef ref;
+  ref.data = static_cast<const char*>(rows.data) + row * rows.stride * item_size;
+  ref.dtype = rows.dtype;
+  return ref;
 }
 
 __device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -77,7 +82,7 @@ struct Pairs<DType::kFloat16> {
   }
 };
 
-__device__ __forceinline__ float element(const RowRef& row, int64_t index) {
+__device__ __forceinline__ float stored_element(const RowRef& row, int64_t index) {
   switch (row.dtype) {
     case DType::kBFloat16:
       return bf16_low(__ldg(reinterpret_cast<const unsigned short*>(row.data) + index));
@@ -88,13 +93,18 @@ __device__ __forceinline__ float element(const RowRef& row, int64_t index) {
   }
 }
 
-/// Eight elements from `index` on; `padding` from `end` on.
-__device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
-                                  float (&x)[kOctet]) {
+__device__ __forceinline__ float element(const RowRef& row, int64_t index) {
+  const float x = stored_element(row, index);
+  return x < row.threshold ? kMasked : x;
+}
+
+/// Eight elements as they are stored, from `index` on; `padding` from `end` on.
+__device__ inline void load_stored_octet(const RowRef& row, int64_t index, int64_t end, float padding,
+                                         float (&x)[kOctet]) {
   const char* address = row.data + index * row.item_size();
   if (index + kOctet > end || reinterpret_cast<uintptr_t>(address) % 16 != 0) {
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) x[j] = index + j < end ? element(row, index + j) : padding;
+    for (int j = 0; j < kOctet; ++j) x[j] = index + j < end ? stored_element(row, index + j) : padding;
     return;
   }
   const uint4 first = __ldg(reinterpret_cast<const uint4*>(address));
@@ -114,6 +124,13 @@ __device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end,
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
   }
+}
+
+__device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
+                                  float (&x)[kOctet]) {
+  load_stored_octet(row, index, end, padding, x);
+#pragma unroll
+  for (int j = 0; j < kOctet; ++j) x[j] = x[j] < row.threshold ? kMasked : x[j];
 }
 
 /// 2^((x - max) * scale) as two factors; 0 for everything below 2^-126. NaN stays NaN.
@@ -276,7 +293,8 @@ __device__ __forceinline__ float word_element(const uint32_t (&words)[kWords], i
 }
 
 template <DType kDType>
-__device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* has_nan) {
+__device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* has_nan,
+                                            float* part_max = nullptr) {
   float best = kMasked;
   bool nan = false;
   if constexpr (kDType == DType::kFloat32) {
@@ -313,6 +331,7 @@ __device__ __forceinline__ float staged_max(const uint4* stage, int rows, bool* 
     }
   }
   if (has_nan != nullptr) *has_nan = __any_sync(kAllLanes, nan);
+  if (part_max != nullptr) *part_max = best;
   return warp_max(best);
 }
 
@@ -353,11 +372,13 @@ enum class Sum {
   kDefined,
 };
 
-/// Maximum and sum of weights; without a sum what staged_argmax says.
+/// Maximum and sum of weights; without a sum what staged_argmax says. With a sum, `part_max` gets the largest
+/// logit of what the thread holds.
 template <DType kDType>
-__device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float scale, Sum sum) {
+__device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float scale, Sum sum,
+                                                   float* part_max) {
   if (sum == Sum::kNone) return staged_argmax<kDType>(stage, rows);
-  const float best = staged_max<kDType>(stage, rows, nullptr);
+  const float best = staged_max<kDType>(stage, rows, nullptr, part_max);
   if (!(best > kMasked) || best == -kMasked) {
     const BlockStats stats = staged_argmax<kDType>(stage, rows);
     return {best, stats.sum != stats.sum ? stats.sum : 0.0f};
@@ -398,14 +419,49 @@ __device__ __forceinline__ BlockStats staged_stats(uint4* stage, int rows, float
 }
 
 /// Of a block that the warp has staged.
-__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum, uint4* stage) {
+__device__ __forceinline__ BlockStats block_stats(const BlockRef& block, float scale, Sum sum, uint4* stage,
+                                                  float* part_max = nullptr) {
   switch (block.row.dtype) {
     case DType::kBFloat16:
-      return staged_stats<DType::kBFloat16>(stage, block.staged_rows(), scale, sum);
+      return staged_stats<DType::kBFloat16>(stage, block.staged_rows(), scale, sum, part_max);
     case DType::kFloat16:
-      return staged_stats<DType::kFloat16>(stage, block.staged_rows(), scale, sum);
+      return staged_stats<DType::kFloat16>(stage, block.staged_rows(), scale, sum, part_max);
     default:
-      return staged_stats<DType::kFloat32>(stage, block.staged_rows(), scale, sum);
+      return staged_stats<DType::kFloat32>(stage, block.staged_rows(), scale, sum, part_max);
+  }
+}
+
+/// Masks what lies below the row's threshold in a block that was fetched, each thread what it has fetched.
+template <DType kDType>
+static __device__ __noinline__ void mask_block(BlockRef block, uint4* stage) {
+  constexpr int kWords = kDType == DType::kFloat32 ? 2 : 1;
+  const float threshold = block.row.threshold;
+#pragma unroll 1
+  for (int i = lane_index(); i < block.staged_rows() * kWords * kWarpSize; i += kWarpSize) {
+    const uint4 four = stage[i];
+    uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (kDType == DType::kFloat32) {
+        if (__uint_as_float(words[j]) < threshold) words[j] = __float_as_uint(kMasked);
+      } else {
+        constexpr uint32_t kLow = Pairs<kDType>::kMaskedPair & 0xFFFF, kHigh = kLow << 16;
+        if (Pairs<kDType>::low(words[j]) < threshold) words[j] = (words[j] & 0xFFFF0000u) | kLow;
+        if (Pairs<kDType>::high(words[j]) < threshold) words[j] = (words[j] & 0xFFFFu) | kHigh;
+      }
+    }
+    stage[i] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+__device__ __forceinline__ void mask_block(const BlockRef& block, uint4* stage) {
+  switch (block.row.dtype) {
+    case DType::kBFloat16:
+      return mask_block<DType::kBFloat16>(block, stage);
+    case DType::kFloat16:
+      return mask_block<DType::kFloat16>(block, stage);
+    default:
+      return mask_block<DType::kFloat32>(block, stage);
   }
 }
 
@@ -415,6 +471,7 @@ static __device__ __noinline__ void fetch_block(BlockRef block, uint4* stage) {
   __syncwarp();  // others may still read what is there
   stage_block(block, stage);
   wait_for_copies();
+  if (block.row.threshold > kMasked) mask_block(block, stage);
   __syncwarp();
 }
 
@@ -525,7 +582,7 @@ struct GivenProbs {
 
   __device__ void octet(int i, float (&weights)[kOctet]) const {
     float x[kOctet];
-    load_octet(block.row, block.begin + i, block.begin + block.size, 0.0f, x);
+    load_stored_octet(block.row, block.begin + i, block.begin + block.size, 0.0f, x);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) weights[j] = max_or_nan(0.0f, add_ftz(x[j], sub_ftz(x[j], x[j])));
   }

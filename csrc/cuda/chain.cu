@@ -1,8 +1,12 @@
-// The chain program in two launches.
+// The chain program in two launches, and a third between them where there are filters.
 //
 // The first reads: a CTA, a unit, finds the largest logit and the sum of weights of a few blocks of one row.
 // The second judges: a CTA to a request. It is there before the first is done, with the drafts, their logits
 // and their random numbers at hand, and waits for the sums (programmatic dependent launch).
+//
+// With filters the first launch also leaves the largest logits of parts of blocks. A launch between the two,
+// a CTA to a row, finds where the row is cut and puts the numbers of what is left in place of those of the
+// row.
 //
 // A residual that is to be made is queued. The CTA that queued it makes it, and further CTAs of the launch,
 // which judge nothing, help. Their patience is limited: they are not needed for progress, whatever the order
@@ -13,6 +17,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "cuda/filters.cuh"
 #include "cuda/judge.cuh"
 
 namespace specdec_ops::cuda {
@@ -45,6 +50,7 @@ struct Unit {
 };
 
 /// A unit of a residual. Each block takes the shared memory of two warps.
+template <bool kFilters>
 __device__ __forceinline__ void run_residual_unit(const Plan& plan, const Request& request, int slot,
                                                   int unit, uint4* stage) {
   const int warps = num_warps() / 2;
@@ -53,7 +59,8 @@ __device__ __forceinline__ void run_residual_unit(const Plan& plan, const Reques
   for (int i = warp_index(); i < kBlocksOfResidualUnit; i += warps) {
     const int block = unit * kBlocksOfResidualUnit + i;
     if (block >= plan.num_blocks) return;
-    const float mass = residual_mass(plan, request, slot, block, stage, stage + warps * plan.stage_words);
+    const float mass =
+        residual_mass<kFilters>(plan, request, slot, block, stage, stage + warps * plan.stage_words);
     if (lane_index() == 0) plan.masses[request.index * plan.num_blocks + block] = mass;
   }
 }
@@ -63,6 +70,7 @@ __device__ __forceinline__ uint32_t residual_units(const Plan& plan) {
 }
 
 /// A unit of a row of logits: a warp to a block.
+template <bool kFilters>
 __device__ __forceinline__ void run_unit(const Plan& plan, Request request, const Unit& unit, uint4* stage) {
   int block = unit.unit * plan.blocks_per_warp * kReadingWarps + warp_index();
   const int end = min(block + plan.blocks_per_warp * kReadingWarps, plan.num_blocks);
@@ -80,7 +88,15 @@ __device__ __forceinline__ void run_unit(const Plan& plan, Request request, cons
                                                    : Sum::kDefined;
   for (;;) {
     wait_for_copies();
-    const BlockStats stats = block_stats(block_of(plan.params, row_ref, block), scale, sum, stage);
+    float part_max = kMasked;
+    const BlockStats stats =
+        block_stats(block_of(plan.params, row_ref, block), scale, sum, stage, kFilters ? &part_max : nullptr);
+    if constexpr (kFilters) {
+      float* part_maxima = unit.is_draft ? plan.draft_part_maxima : plan.target_part_maxima;
+      if (part_maxima != nullptr) {
+        part_maxima[(row * plan.num_blocks + block) * kWarpSize + lane_index()] = part_max;
+      }
+    }
     if (lane_index() == 0)
       *reinterpret_cast<float2*>(stats_of_row + block) = make_float2(stats.max, stats.sum);
     block += kReadingWarps;
@@ -150,13 +166,14 @@ __device__ __noinline__ void make_residuals(const Plan& plan, int patience, uint
     Request request = Request::load(plan.params, index);
     request.find_scales();
     const int slot = __ldcg(&plan.residuals[index].slot);
-    run_residual_unit(plan, request, slot, unit, stage);
+    run_residual_unit<Judge<kVariant>::kFilters>(plan, request, slot, unit, stage);
     if (!arrives_last(&plan.residuals[index].num_units, residual_units(plan))) continue;
     Judge<kVariant>(plan, request, stage, scratch, reinterpret_cast<double*>(&scratch + 1))
         .run_residual(slot);
   }
 }
 
+template <bool kFilters>
 __global__ void __launch_bounds__(kReadingWarps* kWarpSize, kReadersPerMultiprocessor)
     read_rows(const __grid_constant__ Plan plan) {
   allow_next_launch();
@@ -167,7 +184,45 @@ __global__ void __launch_bounds__(kReadingWarps* kWarpSize, kReadersPerMultiproc
   }
   const Request request = Request::load(plan.params, unit.request);
   if (unit.slot >= (unit.is_draft ? request.num_drafts : request.num_slots(plan.params))) return;
-  run_unit(plan, request, unit, dynamic_shared() + warp_index() * plan.stage_words);
+  run_unit<kFilters>(plan, request, unit, dynamic_shared() + warp_index() * plan.stage_words);
+}
+
+/// A row of one slot to a CTA.
+__global__ void __launch_bounds__(kFilteringWarps* kWarpSize) filter_rows(const __grid_constant__ Plan plan) {
+  allow_next_launch();
+  const ChainParams& params = plan.params;
+  const uint32_t kinds = plan.filters_targets && plan.filters_drafts ? 2 : 1;
+  const auto batch = static_cast<uint32_t>(params.batch);
+  const bool is_draft = plan.filters_drafts && blockIdx.x % kinds == kinds - 1;
+  const uint32_t number = blockIdx.x / kinds;
+  const int64_t slot = number / batch;
+  Request request = Request::load(params, number % batch);
+  request.find_scales();
+  wait_for_previous_launch();
+  if (slot >= (is_draft ? request.num_drafts : request.num_slots(params))) return;
+  if (is_draft && (!request.has_law || request.greedy)) return;
+
+  const int64_t row = (is_draft ? request.first_draft : request.first_row) + slot;
+  const RowRef row_ref =
+      is_draft ? row_of(request.of_drafts(params.draft), slot) : row_of(params.target, row);
+  const float* part_maxima = is_draft ? plan.draft_part_maxima : plan.target_part_maxima;
+  float threshold = kMasked;
+  if (is_draft || !request.greedy) {
+    const int64_t first_block = row * plan.num_blocks;
+    RowFilter filter(plan, row_ref, is_draft ? request.draft_scale : request.scale,
+                     (is_draft ? plan.draft_stats : plan.target_stats) + first_block,
+                     part_maxima + first_block * kWarpSize, dynamic_shared());
+    if (is_draft && params.draft_thresholds) {
+      threshold = threshold_of_draft(plan, request, slot);
+    } else {
+      const FilterViews& views = is_draft ? params.draft_filters : params.filters;
+      const Filters filters = filters_of(views, request.entry, params.vocab_size);
+      if (filters.any()) threshold = filter.find_threshold(filters, params.joint_filters);
+    }
+    if (threshold > kMasked) filter.keep(threshold);
+  }
+  float* thresholds = is_draft ? plan.draft_thresholds : plan.target_thresholds;
+  if (threadIdx.x == 0) thresholds[row] = threshold;
 }
 
 template <Variant kVariant>
@@ -232,6 +287,13 @@ size_t lay_out(Plan& plan, void* workspace) {
   plan.laws = cutter.take<RowLaw>(2 * residuals);
   plan.masses = cutter.take<float>(residuals * plan.num_blocks);
   plan.block_slots = cutter.take<BlockSlot>(params.rule == Rule::kBlock ? params.num_drafts : 0);
+  const auto take_if = [&](bool condition, int64_t count) {
+    return condition ? cutter.take<float>(count) : nullptr;
+  };
+  plan.target_part_maxima = take_if(plan.filters_targets, rows * plan.num_blocks * kWarpSize);
+  plan.draft_part_maxima = take_if(plan.filters_drafts, draft_rows * plan.num_blocks * kWarpSize);
+  plan.target_thresholds = take_if(plan.filters_targets, rows);
+  plan.draft_thresholds = take_if(plan.filters_drafts, draft_rows);
   return cutter.size();
 }
 
@@ -247,6 +309,8 @@ Plan plan_of(const ChainParams& params) {
   plan.num_blocks = static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
   plan.has_dense_law = params.draft_law == DraftLawKind::kLogits || params.draft_law == DraftLawKind::kProbs;
+  plan.filters_targets = static_cast<bool>(params.filters);
+  plan.filters_drafts = plan.reads_draft_rows && (params.draft_filters || params.draft_thresholds);
   plan.may_be_quick =
       params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
       !params.final_uniforms && params.fly_window_size == 0 && !has_other_rules(params) &&
@@ -277,7 +341,8 @@ DeviceFacts ask_device(int device) {
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
   facts.dynamic_shared = static_cast<size_t>(shared - kStaticShared);
-  for (auto* kernel : {read_rows, judge_requests<Variant::kPlain>, judge_requests<Variant::kLooksAhead>,
+  for (auto* kernel : {read_rows<false>, read_rows<true>, filter_rows, judge_requests<Variant::kPlain>,
+                       judge_requests<Variant::kFilters>, judge_requests<Variant::kLooksAhead>,
                        judge_requests<Variant::kOtherRules>}) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
@@ -305,9 +370,10 @@ void choose_unit(Plan& plan, int warps_on_device) {
   plan.units_per_row = (plan.num_blocks + blocks_per_unit - 1) / blocks_per_unit;
 }
 
-auto judge_of(const ChainParams& params) {
-  if (params.fly_window_size > 0) return judge_requests<Variant::kLooksAhead>;
-  return has_other_rules(params) ? judge_requests<Variant::kOtherRules> : judge_requests<Variant::kPlain>;
+auto judge_of(const Plan& plan) {
+  if (plan.params.fly_window_size > 0) return judge_requests<Variant::kLooksAhead>;
+  if (has_other_rules(plan.params)) return judge_requests<Variant::kOtherRules>;
+  return plan.has_cut_rows() ? judge_requests<Variant::kFilters> : judge_requests<Variant::kPlain>;
 }
 
 /// `early`: CTAs may start before the launch before this one is done.
@@ -361,12 +427,17 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   while (warps > kFewestJudgingWarps && of_judge(warps) > facts.dynamic_shared) warps /= 2;
   if (of_judge(warps) > facts.dynamic_shared) return cudaErrorLaunchOutOfResources;
 
-  const size_t of_readers = kReadingWarps * plan.stage_words * sizeof(uint4);
-  if (const cudaError_t error = launch(read_rows, num_units, kReadingWarps, of_readers, stream, false, plan);
-      error != cudaSuccess) {
-    return error;
+  const bool cuts_rows = plan.filters_targets || plan.filters_drafts;
+  cudaError_t error = launch(cuts_rows ? read_rows<true> : read_rows<false>, num_units, kReadingWarps,
+                             kReadingWarps * plan.stage_words * sizeof(uint4), stream, false, plan);
+  if (error == cudaSuccess && cuts_rows) {
+    const int64_t num_rows =
+        params.batch * most_slots(params) * (plan.filters_targets && plan.filters_drafts ? 2 : 1);
+    error = launch(filter_rows, num_rows, kFilteringWarps, filter_scratch_size(plan.num_blocks), stream,
+                   facts.has_programmatic_launch, plan);
   }
-  return launch(judge_of(params), params.batch + num_helpers, warps, of_judge(warps), stream,
+  if (error != cudaSuccess) return error;
+  return launch(judge_of(plan), params.batch + num_helpers, warps, of_judge(warps), stream,
                 facts.has_programmatic_launch, plan);
 }
 

@@ -14,11 +14,6 @@ struct Backend {
 
   static void run(const Checks& checks, const ChainParams& params, const Tensor& beside) {
     require_rule_of_gpu(checks, params);
-    const FilterViews& filters = params.filters ? params.filters : params.draft_filters;
-    const char* of_drafts = params.filters ? "" : "draft_";
-    const char* name = filters.top_k ? "top_k" : filters.top_p ? "top_p" : "min_p";
-    checks.require(!filters, of_drafts, name, " must be None on a GPU, got a filter");
-    checks.require(!params.draft_thresholds, "draft_thresholds must be None on a GPU, got a tensor");
     checks.require(params.vocab_size <= kLargestVocabSize, "vocab_size must be at most ", kLargestVocabSize,
                    " on a GPU, got ", params.vocab_size);
     const DeviceScope scope(beside);

@@ -19,13 +19,6 @@ __device__ __forceinline__ int64_t first_thread_task() {
   return static_cast<int64_t>(blockIdx.x) * kCtaThreads + threadIdx.x;
 }
 
-__device__ __forceinline__ int64_t warp_sum(int64_t value) {
-  for (int distance = kWarpSize / 2; distance >= 1; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
-  return value;
-}
-
 /// The sum over the threads of the CTA up to this one, and over all of them.
 struct CtaSum {
   int64_t inclusive, total;

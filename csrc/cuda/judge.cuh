@@ -13,8 +13,10 @@ enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDe
 enum class Outcome : int32_t { kAccepted, kEnds, kDraws, kUnsure };
 
 /// What a judge must be able to do. Each is a kernel of its own, so that the others' registers are not its.
+/// All but the plain one know that rows may be cut.
 enum class Variant {
   kPlain,
+  kFilters,
   /// FLy.
   kLooksAhead,
   /// Rules other than token level and synthetic rates, and Gumbel noise.
@@ -149,12 +151,18 @@ static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, c
 
 /// The mass of max(p - q, 0) in one block by the laws that were left behind, NaN if the draft law is not
 /// usable there.
-static __device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot,
-                                                   int block, uint4* stage, uint4* draft_stage) {
+template <bool kFilters>
+__device__ __noinline__ float residual_mass(const Plan& plan, const Request& request, int64_t slot, int block,
+                                            uint4* stage, uint4* draft_stage) {
   const ChainParams& params = plan.params;
   const int64_t row = request.first_row + slot, draft = request.first_draft + slot;
-  const BlockRef target_block = block_of(params, row_of(params.target, row), block);
-  const BlockRef draft_block = block_of(params, row_of(request.of_drafts(params.draft), slot), block);
+  RowRef target_row = row_of(params.target, row), draft_row = row_of(request.of_drafts(params.draft), slot);
+  if constexpr (kFilters) {
+    target_row.threshold = threshold_of_target(plan, row);
+    draft_row.threshold = threshold_of_draft(plan, request, slot);
+  }
+  const BlockRef target_block = block_of(params, target_row, block);
+  const BlockRef draft_block = block_of(params, draft_row, block);
   const float target_max = load_stats(plan.target_stats + row * plan.num_blocks + block).max;
   fetch_block(target_block, stage);
   const WeightsOfLogits target =
@@ -176,6 +184,7 @@ static __device__ __noinline__ float residual_mass(const Plan& plan, const Reque
 template <Variant kVariant>
 class Judge {
  public:
+  static constexpr bool kFilters = kVariant != Variant::kPlain;
   static constexpr bool kLooksAhead = kVariant == Variant::kLooksAhead;
   static constexpr bool kHasOtherRules = kVariant == Variant::kOtherRules;
 
@@ -243,11 +252,21 @@ class Judge {
 
   __device__ __forceinline__ int num_slots() const { return static_cast<int>(request_.num_slots(params_)); }
 
-  __device__ __forceinline__ RowRef target_row(int64_t slot) const {
+  __device__ __forceinline__ RowRef whole_target_row(int64_t slot) const {
     return row_of(params_.target, request_.first_row + slot);
   }
-  __device__ __forceinline__ RowRef draft_row(int64_t slot) const {
+  __device__ __forceinline__ RowRef whole_draft_row(int64_t slot) const {
     return row_of(request_.of_drafts(params_.draft), slot);
+  }
+  __device__ __forceinline__ RowRef target_row(int64_t slot) const {
+    RowRef row = whole_target_row(slot);
+    if constexpr (kFilters) row.threshold = threshold_of_target(plan_, request_.first_row + slot);
+    return row;
+  }
+  __device__ __forceinline__ RowRef draft_row(int64_t slot) const {
+    RowRef row = whole_draft_row(slot);
+    if constexpr (kFilters) row.threshold = threshold_of_draft(plan_, request_, slot);
+    return row;
   }
   __device__ __forceinline__ double draft_logsumexp(int64_t slot) const {
     return at(request_.of_drafts(params_.draft_logsumexp), slot);
@@ -278,10 +297,20 @@ class Judge {
     draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
     if (!draft.valid) draft.wins = false;
     if (draft.valid && !request_.greedy) {
-      draft.target = element(target_row(slot), draft.x);
-      if (request_.has_law && plan_.has_dense_law) draft.draft = element(draft_row(slot), draft.x);
+      draft.target = element(whole_target_row(slot), draft.x);
+      if (request_.has_law && plan_.has_dense_law) draft.draft = element(whole_draft_row(slot), draft.x);
     }
     return draft;
+  }
+
+  /// Once thresholds are known.
+  __device__ __forceinline__ void mask_draft(Draft* draft) const {
+    if (!draft->valid || request_.greedy) return;
+    const int64_t slot = begin_ + own_slot();
+    if (draft->target < target_row(slot).threshold) draft->target = kMasked;
+    if (request_.has_law && plan_.has_dense_law && draft->draft < draft_row(slot).threshold) {
+      draft->draft = kMasked;
+    }
   }
 
   // ---- Laws ----
@@ -432,7 +461,7 @@ class Judge {
   static constexpr double kQuickSumMargin = 6e-6, kSumMargin = 1e-12, kScaledIdMargin = 1e-6;
 
   __device__ __forceinline__ bool may_be_quick() const {
-    return kVariant == Variant::kPlain && plan_.may_be_quick && !request_.greedy;
+    return !kLooksAhead && !kHasOtherRules && plan_.may_be_quick && !request_.greedy;
   }
 
   __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
@@ -821,6 +850,7 @@ class Judge {
     wait_for_previous_launch();
 #pragma unroll 1
     for (;;) {
+      if constexpr (kFilters) mask_draft(&draft);
       find_maxima();
       if (is_quick) {
         const int unsure = run_quickly(draft);
@@ -1187,7 +1217,9 @@ class Judge {
     const int64_t slot = begin_ + i;
     const Verdict& verdict = s_.verdicts[i];
     if (params_.logsumexp != nullptr) params_.logsumexp[request_.first_row + slot] = s_.laws[i].logsumexp;
-    if (params_.thresholds != nullptr) params_.thresholds[request_.first_row + slot] = kMasked;
+    if (params_.thresholds != nullptr) {
+      params_.thresholds[request_.first_row + slot] = target_row(slot).threshold;
+    }
     if (params_.accept_probs != nullptr && slot < request_.num_drafts) {
       params_.accept_probs[request_.first_draft + slot] = verdict.accept_prob;
     }

@@ -8,6 +8,8 @@ namespace specdec_ops::cuda {
 
 /// Of a CTA that reads.
 constexpr int kReadingWarps = 4;
+/// Of a CTA that finds where a row is cut.
+constexpr int kFilteringWarps = 4;
 /// Of a CTA that judges: what its shared memory allows, a power of two.
 constexpr int kFewestJudgingWarps = 4, kMostJudgingWarps = 8;
 /// Slots that a CTA judges at once.
@@ -60,6 +62,8 @@ struct Plan {
   bool reads_draft_rows;
   /// Nothing is asked for that shows a law to the last bit.
   bool may_be_quick;
+  /// Rows are cut before they are judged.
+  bool filters_targets, filters_drafts;
 
   Counters* counters;
   BlockStats* target_stats;  ///< [rows, num_blocks]
@@ -69,6 +73,13 @@ struct Plan {
   RowLaw* laws;              ///< [batch, 2], target and draft
   float* masses;             ///< [batch, num_blocks]
   BlockSlot* block_slots;    ///< [drafts], of Rule::kBlock
+  // Of rows with filters, or null:
+  float* target_part_maxima;  ///< [rows, num_blocks, warp]
+  float* draft_part_maxima;   ///< [drafts, num_blocks, warp]
+  float* target_thresholds;   ///< [rows]
+  float* draft_thresholds;    ///< [drafts]
+
+  bool has_cut_rows() const { return filters_targets || filters_drafts || params.draft_thresholds; }
 };
 
 /// Numbers of other CTAs: past the first-level cache, which may hold what was there before.
@@ -198,6 +209,18 @@ struct Request {
     return num_drafts + (params.has_bonus_rows ? 1 : 0);
   }
 };
+
+/// Where rows are cut: known once the launch is done that filters.
+__device__ __forceinline__ float threshold_of_target(const Plan& plan, int64_t row) {
+  return plan.target_thresholds != nullptr ? __ldcg(plan.target_thresholds + row) : kMasked;
+}
+__device__ __forceinline__ float threshold_of_draft(const Plan& plan, const Request& request, int64_t slot) {
+  if (plan.params.draft_thresholds) {
+    return static_cast<float>(at(request.of_drafts(plan.params.draft_thresholds), slot));
+  }
+  return plan.draft_thresholds != nullptr ? __ldcg(plan.draft_thresholds + request.first_draft + slot)
+                                          : kMasked;
+}
 
 /// FLy asks for the entropy of greedy rows too.
 __device__ __forceinline__ bool needs_law(const ChainParams& params, const Request& request) {

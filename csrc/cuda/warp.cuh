@@ -34,6 +34,13 @@ __device__ __forceinline__ int warp_min(int value) {
 #endif
 }
 
+__device__ __forceinline__ int64_t warp_sum(int64_t value) {
+  for (int distance = kWarpSize / 2; distance >= 1; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
 /// The index of the first lane where the condition holds; -1 where there is none.
 __device__ __forceinline__ int first_lane(bool condition) {
   return __ffs(static_cast<int>(__ballot_sync(kAllLanes, condition))) - 1;

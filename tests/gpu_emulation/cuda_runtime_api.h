@@ -14,6 +14,7 @@
 // In functions that are no templates alone: there GCC ignores the section.
 #define __shared__ static __attribute__((section("emulated_shared")))
 #define __device__
+#define __host__
 #define __global__
 #define __grid_constant__
 #define __forceinline__ inline
@@ -153,6 +154,12 @@ inline void* __cvta_shared_to_generic(size_t address) { return reinterpret_cast<
 inline uint32_t atomicAdd(uint32_t* address, uint32_t value) {
   emulation::pass();
   const uint32_t before = *address;
+  *address += value;
+  return before;
+}
+inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
+  emulation::pass();
+  const unsigned long long before = *address;
   *address += value;
   return before;
 }
