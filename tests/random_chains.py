@@ -220,6 +220,14 @@ OPTIONS = {
     "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
     "bonus_token_ids, fly": (add_fly, add_bonus_token_ids),
     **FILTERS,
+    "filters, block": (add_filters, add_block),
+    "filters, exact_match": (add_filters, add_exact_match),
+    "request_indices, filters, block, bonus_token_ids": (
+        add_filters,
+        add_block,
+        add_bonus_token_ids,
+        keep_in_entries,
+    ),
 }
 
 

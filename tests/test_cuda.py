@@ -75,9 +75,10 @@ def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, part: int
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_sample_has_the_bits_of_the_cpu(part: int) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_sample_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, context = random_chains.for_sample(seed)
+        arguments, context = random_chains.for_sample(seed, filters=filters)
         here = specdec_ops.sample(**arguments)
         choice = random.Random(seed)
         there = specdec_ops.sample(**moved(arguments, choice.choice((0, 3)), choice.choice((0, 1))))

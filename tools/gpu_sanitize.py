@@ -18,11 +18,23 @@ import torch
 def options(vocab_size: int, arguments: inputs.Arguments) -> list[inputs.Arguments]:
     """Each way of verify_chain that has code of its own."""
     bonus = torch.tensor([3, -1, vocab_size, 0])
+    filters = {"top_k": torch.tensor([40, 5000, 0, 3]), "top_p": torch.tensor([0.9, 1.0, 0.97, 0.8])}
+    of_drafts = {}
+    if "draft_logsumexp" in arguments:
+        of_drafts = {"draft_thresholds": torch.zeros(14)}
+    elif "draft_logits" in arguments:
+        of_drafts = {f"draft_{name}": value for name, value in filters.items()}
     return [
         arguments,
         inputs.without_bonus_rows(arguments, bonus),
         {**arguments, "accept_rates": torch.full((11,), 0.7)},
         {**arguments, "fly_window_size": 2, "fly_entropy_threshold": 0.0},
+        {**arguments, **filters, **of_drafts},
+        {**arguments, **filters, "filter_order": "joint", "fly_window_size": 2, "fly_entropy_threshold": 0.0},
+        {**arguments, "rule": "block"},
+        {**arguments, **filters, **of_drafts, "rule": "block"},
+        {**arguments, "rule": "exact_match"},
+        *([{**arguments, "rule": "exact_match", "sampler": "gumbel"}] if "seeds" in arguments else []),
     ]
 
 

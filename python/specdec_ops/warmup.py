@@ -212,6 +212,13 @@ class _Inputs:
             "max_num_draft_tokens": self.num_slots,
         }
 
+    def filters(self) -> Arguments:
+        return {
+            "top_k": self.ids(self.batch).add(3),
+            "top_p": self.float32(self.batch).mul(0.9),
+            "min_p": self.float32(self.batch).mul(0.1),
+        }
+
     def seeds(self, size: int) -> Arguments:
         seeds = torch.arange(size, device=self.device)
         return {"seeds": seeds, "positions": self.ids(size)}
@@ -273,6 +280,8 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
         options = law_options | {
             "request_indices": inputs.request_indices(),
             "bonus_token_ids": inputs.ids(batch),
+            **inputs.filters(),
+            "filter_order": "joint",
             "vocab_size": inputs.vocab_size,
             "return_logsumexp": True,
             "return_logprobs": True,
@@ -282,6 +291,10 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
             options["sampler"] = "gumbel"
         if rule == "lossy":
             options["rule_mask"] = inputs.flags(num_drafts)
+        if "draft_logsumexp" in law:
+            options["draft_thresholds"] = inputs.float32(num_drafts)
+        elif "draft_logits" in law:
+            options |= {f"draft_{name}": value for name, value in inputs.filters().items()}
         for chosen in _none_each_all(options, inputs):
             rows = logits[:num_drafts] if "bonus_token_ids" in chosen else logits
             yield {"target_logits": rows, **inputs.chain(), **drawn, **law, **_RULES[rule](inputs), **chosen}
@@ -297,7 +310,12 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         {"uniforms": inputs.reals(inputs.batch)},
         *([seeds | {"sampler": "gumbel"}] if "exact_match" in rules else []),
     ):
-        options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
+        options = {
+            "request_indices": inputs.request_indices(),
+            **inputs.filters(),
+            "filter_order": "joint",
+            "vocab_size": inputs.vocab_size,
+        }
         for chosen in _none_each_all(options, inputs):
             yield {
                 "logits": inputs.logits(inputs.batch),
