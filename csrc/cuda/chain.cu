@@ -25,6 +25,8 @@ namespace {
 
 /// CTAs that should fit a multiprocessor.
 constexpr int kReadersPerMultiprocessor = 6;
+/// With most warps. Where none is asked for, registers are spilled for the sake of a second one.
+constexpr int kJudgesPerMultiprocessor = 1;
 /// Blocks of a residual that a CTA takes at once.
 constexpr int kBlocksOfResidualUnit = 4;
 constexpr int kMostBlocksPerWarp = 2;
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(kFilteringWarps* kWarpSize) filter_rows(const 
 }
 
 template <Variant kVariant>
-__global__ void __launch_bounds__(kMostJudgingWarps* kWarpSize)
+__global__ void __launch_bounds__(kMostJudgingWarps* kWarpSize, kJudgesPerMultiprocessor)
     judge_requests(const __grid_constant__ Plan plan) {
   uint4* shared = dynamic_shared();
   uint4* stage = shared + warp_index() * plan.stage_words;
