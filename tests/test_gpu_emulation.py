@@ -102,14 +102,13 @@ def test_block_verification_with_a_pass_over_the_rows(law: str, uniforms: bool, 
         arguments = random_chains.near_laws(law, seed, noise=0.6 if uniforms else 0.03, uniforms=uniforms)
         arguments["rule"] = "block"
         assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}")
-        arguments["top_k"] = 100
-        assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}, target cut")
+        assert_same_bits("verify_chain", {**arguments, "top_k": 30}, seed, f"seed {seed}, {law}, target cut")
         if law != "probs":
             # Not the drafts themselves: they would have no law.
             rows = arguments["draft_logits"]
             drafts = rows.gather(1, arguments["draft_token_ids"][:, None].long()).flatten()
-            arguments["draft_thresholds"] = drafts.minimum(rows.quantile(0.5, dim=1))
-            assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}, both cut")
+            arguments["draft_thresholds"] = drafts.minimum(rows.quantile(0.95, dim=1))
+            assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}, drafts cut")
 
 
 def test_sample_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
