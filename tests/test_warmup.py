@@ -187,7 +187,7 @@ class TestBadInput:
             (
                 [],
                 {"device": "cpu", "rules": ["tree"]},
-                "rules must be among token, synthetic, fly, block, exact_match, lossy, got tree",
+                "rules must be among token, synthetic, fly, block, exact_match, lossy, filters, got tree",
             ),
         ],
     )

@@ -112,7 +112,8 @@ def warmup(
         dtypes: Of the logits: float32, bfloat16, float16 or some of them. Default: all.
         rules: Rules of verification that will be used: ``"token"`` (the default), ``"synthetic"``
             (``accept_rates``), ``"fly"`` (``fly_window_size``), ``"block"``, ``"exact_match"``,
-            ``"lossy"`` (one of :mod:`specdec_ops.rules`).
+            ``"lossy"`` (one of :mod:`specdec_ops.rules`); ``"filters"`` (top-k, top-p, min-p, at token
+            level).
 
     Returns:
         A :class:`WarmupReport`: for each op the number of calls and the time that they took.
@@ -217,6 +218,7 @@ class _Inputs:
             "top_k": self.ids(self.batch).add(3),
             "top_p": self.float32(self.batch).mul(0.9),
             "min_p": self.float32(self.batch).mul(0.1),
+            "filter_order": "joint",
         }
 
     def seeds(self, size: int) -> Arguments:
@@ -258,6 +260,7 @@ _RULES: dict[str, Callable[[_Inputs], Arguments]] = {
     "block": lambda inputs: {"rule": "block"},
     "exact_match": lambda inputs: {"rule": "exact_match"},
     "lossy": lambda inputs: {"rule": Typical()},
+    "filters": lambda inputs: inputs.filters(),
 }
 
 
@@ -280,8 +283,6 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
         options = law_options | {
             "request_indices": inputs.request_indices(),
             "bonus_token_ids": inputs.ids(batch),
-            **inputs.filters(),
-            "filter_order": "joint",
             "vocab_size": inputs.vocab_size,
             "return_logsumexp": True,
             "return_logprobs": True,
@@ -291,10 +292,11 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
             options["sampler"] = "gumbel"
         if rule == "lossy":
             options["rule_mask"] = inputs.flags(num_drafts)
-        if "draft_logsumexp" in law:
+        if rule == "filters" and "draft_logsumexp" in law:
             options["draft_thresholds"] = inputs.float32(num_drafts)
-        elif "draft_logits" in law:
-            options |= {f"draft_{name}": value for name, value in inputs.filters().items()}
+        elif rule == "filters" and "draft_logits" in law:
+            of_drafts = inputs.filters()
+            options |= {f"draft_{name}": of_drafts[name] for name in ("top_k", "top_p", "min_p")}
         for chosen in _none_each_all(options, inputs):
             rows = logits[:num_drafts] if "bonus_token_ids" in chosen else logits
             yield {"target_logits": rows, **inputs.chain(), **drawn, **law, **_RULES[rule](inputs), **chosen}
@@ -309,13 +311,9 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         seeds | {"draft_slot": inputs.ids(inputs.batch)},
         {"uniforms": inputs.reals(inputs.batch)},
         *([seeds | {"sampler": "gumbel"}] if "exact_match" in rules else []),
+        *([seeds | inputs.filters()] if "filters" in rules else []),
     ):
-        options = {
-            "request_indices": inputs.request_indices(),
-            **inputs.filters(),
-            "filter_order": "joint",
-            "vocab_size": inputs.vocab_size,
-        }
+        options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
         for chosen in _none_each_all(options, inputs):
             yield {
                 "logits": inputs.logits(inputs.batch),

@@ -84,7 +84,7 @@ int pad_block(const T* x, int n, float* padded, float padding = -__builtin_inff(
 }
 
 /// Masks what lies below the threshold.
-void mask_block(float* x, int rows, float threshold) {
+[[maybe_unused]] void mask_block(float* x, int rows, float threshold) {
   const F32 floor = set1(threshold);
   for (int i = 0; i < rows * kNumLanes; i += F32::kLanes) store(x + i, mask_below(load(x + i), floor));
 }
