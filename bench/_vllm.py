@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,24 +48,10 @@ def version() -> str:
 
 def rejection_sample(inputs: Inputs) -> Call:
     """``rejection_sample`` alone: scaled float32 logits, draft probabilities and bonus tokens are ready."""
-    sampler, metadata = load(), _sampling_metadata(inputs)
     case = inputs.case
     scale = 1.0 if case.greedy else inputs.temperature.repeat_interleave(case.num_drafts).unsqueeze(1)
     target_logits = inputs.target_logits[inputs.target_rows].float() / scale
-    draft_probs = _draft_probs(inputs)
-    bonus = inputs.target_logits[inputs.bonus_rows].argmax(dim=1, keepdim=True)
-    counts = [case.num_drafts] * case.batch
-    cu_num_drafts = inputs.cu_num_draft_tokens[1:].contiguous()
-    return lambda: sampler.rejection_sample(
-        inputs.draft_token_ids,
-        counts,
-        case.num_drafts,
-        cu_num_drafts,
-        draft_probs,
-        target_logits,
-        bonus,
-        metadata,
-    )
+    return _rejection_sample_of(inputs, _draft_probs(inputs), lambda: target_logits)
 
 
 def filtered_rejection_sample(inputs: Inputs, top_k: int, top_p: float) -> Call:
@@ -73,11 +60,9 @@ def filtered_rejection_sample(inputs: Inputs, top_k: int, top_p: float) -> Call:
     The copy is on the clock: an engine makes one a step. Draft probabilities (filtered) and bonus tokens are
     ready.
     """
-    sampler, metadata = load(), _sampling_metadata(inputs)
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    case = inputs.case
-    temperature = inputs.temperature.repeat_interleave(case.num_drafts).unsqueeze(1)
+    temperature = inputs.temperature.repeat_interleave(inputs.case.num_drafts).unsqueeze(1)
     target_logits = inputs.target_logits[inputs.target_rows].float() / temperature
     rows = target_logits.shape[0]
     k, p = torch.full((rows,), top_k), torch.full((rows,), top_p)
@@ -85,6 +70,15 @@ def filtered_rejection_sample(inputs: Inputs, top_k: int, top_p: float) -> Call:
     if inputs.draft_logits is not None:
         draft_logits = inputs.draft_logits.float() / temperature
         draft_probs = apply_top_k_top_p(draft_logits, k, p).softmax(dim=1, dtype=torch.float32)
+    return _rejection_sample_of(inputs, draft_probs, lambda: apply_top_k_top_p(target_logits.clone(), k, p))
+
+
+def _rejection_sample_of(
+    inputs: Inputs, draft_probs: Tensor | None, target_logits: Callable[[], Tensor]
+) -> Call:
+    """``target_logits`` is on the clock."""
+    sampler, metadata = load(), _sampling_metadata(inputs)
+    case = inputs.case
     bonus = inputs.target_logits[inputs.bonus_rows].argmax(dim=1, keepdim=True)
     counts = [case.num_drafts] * case.batch
     cu_num_drafts = inputs.cu_num_draft_tokens[1:].contiguous()
@@ -94,7 +88,7 @@ def filtered_rejection_sample(inputs: Inputs, top_k: int, top_p: float) -> Call:
         case.num_drafts,
         cu_num_drafts,
         draft_probs,
-        apply_top_k_top_p(target_logits.clone(), k, p),
+        target_logits(),
         bonus,
         metadata,
     )

@@ -227,6 +227,24 @@ def test_under_every_rule_it_is_that_of_rows_that_were_cut_before(native: Implem
         assert margins.all_same_bits(actual, expected), context
 
 
+def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(native: Implementation) -> None:
+    """Of 0.6 and 0.4 it sets a bar above 0.4; the ids that are filtered out would lower it."""
+    row = torch.tensor([0.6, 0.4, *[0.3] * 200]).log()
+    accepted = [
+        native.verify_chain(
+            row.repeat(2, 1),
+            torch.tensor([draft]),
+            torch.tensor([0, 1]),
+            top_k=2,
+            rule=rules.Typical(epsilon=1.0, delta=0.9),
+            seeds=1,
+            positions=torch.tensor([0]),
+        ).num_accepted.tolist()
+        for draft in (0, 1)
+    ]
+    assert accepted == [[1], [0]]
+
+
 def test_gumbel_noise_meets_what_filters_leave(native: Implementation) -> None:
     for seed in range(8):
         arguments, _ = random_chains.for_sample(seed, SMALL, filters=True)

@@ -254,8 +254,6 @@ constexpr RuleName kRuleNames[] = {
     {"margin", Rule::kMargin, 1, {{"theta", 0.0, 1.0}, {}}},
 };
 
-inline bool is_lossy(Rule rule) { return rule >= Rule::kLenience; }
-
 /// The rule by its name, where no other argument replaces it.
 inline void set_rule(const Checks& checks, const std::string& name, const std::vector<double>& values,
                      const OptionalTensor& mask, ChainParams* params) {

@@ -35,6 +35,8 @@ enum class Rule : int32_t {
   kMargin,
 };
 
+SPECDEC_HOST_DEVICE bool is_lossy(Rule rule) { return rule >= Rule::kLenience; }
+
 /// How a token is drawn from a row.
 enum class Sampler : int32_t { kInverseCdf, kGumbel };
 

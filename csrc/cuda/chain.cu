@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "common/cutter.h"
 #include "cuda/filters.cuh"
 #include "cuda/judge.cuh"
 
@@ -257,31 +258,13 @@ int64_t most_slots(const ChainParams& params) {
   return std::max<int64_t>(params.width - (params.bonus_token_ids ? 1 : 0), 1);
 }
 
-/// Cuts a workspace into its parts; the sum of their sizes where there is none yet.
-class Cutter {
- public:
-  explicit Cutter(void* memory) : memory_(static_cast<char*>(memory)) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    char* part = memory_ == nullptr ? nullptr : memory_ + size_;
-    size_ += (static_cast<size_t>(count) * sizeof(T) + 15) / 16 * 16;
-    return reinterpret_cast<T*>(part);
-  }
-  size_t size() const { return size_; }
-
- private:
-  char* memory_;
-  size_t size_ = 0;
-};
-
 /// The size of the workspace.
 size_t lay_out(Plan& plan, void* workspace) {
   const ChainParams& params = plan.params;
   const int64_t rows = num_target_rows(params);
   const int64_t draft_rows = plan.reads_draft_rows ? params.num_drafts : 0;
   const int64_t residuals = plan.has_dense_law ? params.batch : 0;
-  Cutter cutter(workspace);
+  Cutter<16> cutter(workspace);
   plan.counters = cutter.take<Counters>(1);
   plan.target_stats = cutter.take<BlockStats>(rows * plan.num_blocks);
   plan.draft_stats = cutter.take<BlockStats>(draft_rows * plan.num_blocks);

@@ -6,6 +6,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "common/cutter.h"
 #include "cpu/kernels/chain_run.h"
 #include "cpu/kernels/float_environment.h"
 #include "cpu/kernels/isa.h"
@@ -43,28 +44,10 @@ int num_blocks_of(const ChainParams& params) {
 /// Slots that have a place of their own.
 int64_t num_places(const ChainParams& params) { return params.rule == Rule::kBlock ? params.width : 0; }
 
-/// Cuts the memory of lanes into arrays.
-class Cutter {
- public:
-  explicit Cutter(char* memory) : memory_(memory) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    char* array = memory_ == nullptr ? nullptr : memory_ + size_;
-    size_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return reinterpret_cast<T*>(array);
-  }
-  size_t size() const { return size_; }
-
- private:
-  char* memory_;
-  size_t size_ = 0;
-};
-
 /// Gives a lane its arrays; returns the bytes that they take.
 size_t lay_out(const ChainParams& params, char* memory, Lane* lane) {
   const int64_t num_blocks = num_blocks_of(params), places = num_places(params);
-  Cutter cutter(memory);
+  Cutter<64> cutter(memory);
   lane->masses = cutter.take<double>(num_blocks);
   lane->target_stats = cutter.take<BlockStats>(num_blocks);
   lane->draft_stats = cutter.take<BlockStats>(num_blocks);

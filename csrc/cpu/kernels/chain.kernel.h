@@ -60,7 +60,7 @@ float residual_of_block(const ChainRun& run, const Phase& phase, int block, floa
   if (phase.row.dtype == phase.draft_row.dtype && n % kNumLanes == 0 && !phase.row.is_masked() &&
       !phase.draft_row.is_masked()) {
     *rows = n / kNumLanes;
-    return visit_row(phase.row.data, phase.row.dtype, [&](const auto* target) {
+    return visit_row(phase.row, [&](const auto* target) {
       const auto* draft = static_cast<decltype(target)>(phase.draft_row.data);
       return residual_of_elements(run, phase, block, target + begin, draft + begin, *rows, residual);
     });
@@ -188,15 +188,6 @@ struct Request {
 
   int64_t draft_slot() const {
     return params.final_slots ? at(params.final_slots, index) : params.final_slot;
-  }
-
-  static RowRef row_of(const RowsView& rows, int64_t row, float row_scale) {
-    const int64_t item_size = rows.dtype == DType::kFloat32 ? 4 : 2;
-    RowRef ref;
-    ref.data = static_cast<const char*>(rows.data) + row * rows.stride * item_size;
-    ref.dtype = rows.dtype;
-    ref.scale = row_scale;
-    return ref;
   }
 
   /// The lowest id with the largest logit that is not NaN; 0 if there is none.
@@ -583,8 +574,7 @@ struct Request {
   }
 
   bool has_lossy_rule(int64_t slot) const {
-    if (params.rule < Rule::kLenience) return false;
-    return !params.rule_mask || at(params.rule_mask, first_draft + slot);
+    return is_lossy(params.rule) && (!params.rule_mask || at(params.rule_mask, first_draft + slot));
   }
 
   /// By a rule that bends the law of what is emitted. docs/rules.md.
@@ -707,7 +697,7 @@ struct Request {
   /// Whether the draft of a row is accepted; otherwise what to draw from.
   bool judge(Row* row, int64_t slot) {
     const double p = row->target.law.prob(logit_of(*row, row->x));
-    const bool by_law = params.rule == Rule::kTokenLevel || params.rule >= Rule::kLenience;
+    const bool by_law = params.rule == Rule::kTokenLevel || is_lossy(params.rule);
     const double coin = params.rule != Rule::kRejectAll ? accept_uniform(slot) : 1.0;
     // No q is above 1: a coin below p accepts whatever q is, and the draft row need not be read.
     const bool accepted = params.rule == Rule::kSynthetic ? coin < at(params.accept_rates, slot)

@@ -6,19 +6,10 @@
 #include "common/fly.h"
 #include "common/gumbel.h"
 #include "cpu/kernels/chain.h"
+#include "cpu/kernels/row_ref.h"
 
 /// What the workers of one run_chain call share. Compiled for the baseline; the tiers only use it.
 namespace specdec_ops::cpu {
-
-struct RowRef {
-  const void* data = nullptr;
-  DType dtype = DType::kFloat32;
-  float scale = 0.0f;
-  /// Elements below it count as -inf.
-  float threshold = -__builtin_inff();
-
-  bool is_masked() const { return threshold > -__builtin_inff(); }
-};
 
 /// An id that may lie at the threshold of a row.
 struct Candidate {

@@ -4,7 +4,7 @@
 // then gathered from the few parts that reach up to it, so there is no second pass unless thousands of ids
 // do.
 
-#include "cpu/kernels/chain_rows.kernel.h"
+#include "cpu/kernels/rows.kernel.h"
 
 namespace {
 
@@ -13,6 +13,11 @@ constexpr int kPartsPerBlock = kBlockSize / kNumLanes;
 constexpr int kHalvingsByValue = 12;
 /// Kept ids of a block from which its sum is made of a masked copy.
 constexpr int kManyKept = 512;
+
+int block_length(const ChainRun& run, int block) {
+  const int64_t rest = run.params->vocab_size - static_cast<int64_t>(block) * kBlockSize;
+  return rest < kBlockSize ? static_cast<int>(rest) : kBlockSize;
+}
 
 template <class T>
 BlockStats part_maxima(const T* x, int rows, float* maxima) {

@@ -8,6 +8,7 @@
 #include "common/philox.h"
 #include "cpu/kernels/float_environment.h"
 #include "cpu/kernels/isa.h"
+#include "cpu/kernels/row_ref.h"
 #include "cpu/kernels/types.h"
 
 #define SPECDEC_KERNEL "cpu/kernels/token_logprobs.kernel.h"
