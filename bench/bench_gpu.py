@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import statistics
 import sys
 import time
@@ -36,7 +37,19 @@ DRAFT_NOISE = 0.77 * TEMPERATURE
 #: Several times what the second-level cache of any GPU holds.
 ROTATED_BYTES = 600_000_000
 CASES = ((1, 4), (8, 4), (64, 4), (256, 3))
-MODES = ("dense", "dense, logsumexp given", "one-hot", "greedy")
+MODES = (
+    "dense",
+    "dense, logsumexp given",
+    "one-hot",
+    "greedy",
+    "dense, top-k and top-p",
+    "dense, block verification",
+    "one-hot, exact match",
+)
+#: Where the mode says so, for the target's rows.
+TOP_K, TOP_P = 50, 0.9
+#: Rules that no rival here has.
+OTHER_LAWS = ("dense, block verification", "one-hot, exact match")
 #: Rows of the cases of `sample`.
 SAMPLE_ROWS = (1, 64)
 
@@ -57,9 +70,11 @@ COLUMNS = {
 NOTES = """\
 Microseconds a call, in a graph unless said. Triton is vLLM's V2 `rejection_sample` on bfloat16 logits; the
 engine itself makes a float32 copy first. Its target logits are divided by the temperature beforehand, off the
-clock. FlashInfer is softmax to float32 of both models' logits with the temperatures, by torch or by
-FlashInfer, then `chain_speculative_sampling`; for `sample`, its `sampling_from_logits`. torch is `argmax` of
-all rows (greedy), or softmax and what `multinomial` does (`sample`)."""
+clock. With top-k 50 and top-p 0.9 of the target, the engine's path is a float32 copy, the temperature, its
+Triton `apply_top_k_top_p`, and `rejection_sample`. FlashInfer is softmax to float32 of both models' logits
+with the temperatures, by torch or by FlashInfer, then `chain_speculative_sampling`; for `sample`, its
+`sampling_from_logits`. torch is `argmax` of all rows (greedy), or softmax and what `multinomial` does
+(`sample`)."""
 
 Call = Callable[[], Any]
 Arguments = dict[str, Any]
@@ -92,6 +107,13 @@ def make_inputs(batch: int, k: int, mode: str, seed: int) -> Arguments:
         arguments["draft_logits"] = draft
     if mode.endswith("given"):
         arguments["draft_logsumexp"] = sampled.logsumexp
+    if mode.endswith("top-p"):
+        arguments["top_k"] = torch.full((batch,), TOP_K, device=DEVICE)
+        arguments["top_p"] = torch.full((batch,), TOP_P, device=DEVICE)
+    if mode.endswith("block verification"):
+        arguments["rule"] = "block"
+    if mode.endswith("exact match"):
+        arguments["rule"] = "exact_match"
     return arguments
 
 
@@ -193,6 +215,8 @@ def vllm_rival(vllm: Any, sets: Sequence[Arguments], batch: int, k: int, dtype: 
             k,
         )
         logits: Tensor = arguments["target_logits"]
+        if "top_k" in arguments:
+            return filtered_call(vllm, logits, arguments, fixed)
         if bool((arguments["temperature"] > 0).all()):
             logits = (logits / arguments["temperature"].repeat_interleave(k + 1).unsqueeze(1)).to(
                 logits.dtype
@@ -200,6 +224,24 @@ def vllm_rival(vllm: Any, sets: Sequence[Arguments], batch: int, k: int, dtype: 
         return lambda: vllm.rejection_sample(logits.to(dtype), *fixed)
 
     return Rival([call_of(a) for a in sets], lambda out: out[1] - 1)
+
+
+def filtered_call(vllm: Any, logits: Tensor, arguments: Arguments, fixed: tuple[Any, ...]) -> Call:
+    """The engine's whole path where sampling parameters have to be applied."""
+    apply = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").apply_top_k_top_p
+    # Newer versions are told that every row has a top-k, which spares them a launch.
+    known = "has_topp_only_rows" in inspect.signature(apply).parameters
+    more = {"has_topp_only_rows": False} if known else {}
+    slots = len(logits) // len(arguments["temperature"])
+    temperature, top_k, top_p = (
+        arguments[name].repeat_interleave(slots) for name in ("temperature", "top_k", "top_p")
+    )
+
+    def call() -> Any:
+        copy = logits.float().div_(temperature.unsqueeze(1))
+        return vllm.rejection_sample(apply(copy, top_k, top_p, **more), *fixed)
+
+    return call
 
 
 def flashinfer_rival(
@@ -281,10 +323,12 @@ class Bench:
         # Float32 probabilities or logits are cold with fewer sets.
         fewer = sets[: max(2, len(sets) // 4)]
         rivals = {}
-        if self.vllm is not None:
+        if self.vllm is not None and mode.endswith("top-p"):
+            rivals["vllm copy"] = vllm_rival(self.vllm, fewer, batch, k, torch.float32)
+        elif self.vllm is not None and mode not in OTHER_LAWS:
             rivals["vllm"] = vllm_rival(self.vllm, sets, batch, k, torch.bfloat16)
             rivals["vllm copy"] = vllm_rival(self.vllm, fewer, batch, k, torch.float32)
-        if self.flashinfer is not None and mode.startswith("dense"):
+        if self.flashinfer is not None and mode in ("dense", "dense, logsumexp given"):
             for name, softmax in ("torch softmax", torch_softmax), ("flashinfer", self.flashinfer.softmax):
                 rivals[name] = flashinfer_rival(self.flashinfer, fewer, batch, k, softmax)
         check(sets, rivals)
