@@ -1,46 +1,14 @@
 #pragma once
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <cstdint>
 
 #include "common/draft_counts.h"
+#include "common/mutable_row.h"
 #include "common/views.h"
 
 /// What is done to rows of logits before they become laws. A row belongs to a slot of a request: what its
 /// token would follow are the request's output so far and its drafts in earlier slots.
 namespace specdec_ops {
-
-/// A row to write to.
-struct MutableRow {
-  void* data;
-  DType dtype;
-
-  SPECDEC_HOST_DEVICE float get(int64_t id) const {
-    switch (dtype) {
-      case DType::kBFloat16:
-        return static_cast<float>(static_cast<const torch::headeronly::BFloat16*>(data)[id]);
-      case DType::kFloat16:
-        return static_cast<float>(static_cast<const torch::headeronly::Half*>(data)[id]);
-      default:
-        return static_cast<const float*>(data)[id];
-    }
-  }
-  SPECDEC_HOST_DEVICE void set(int64_t id, float value) const {
-    switch (dtype) {
-      case DType::kBFloat16:
-        static_cast<torch::headeronly::BFloat16*>(data)[id] = value;
-        break;
-      case DType::kFloat16:
-        static_cast<torch::headeronly::Half*>(data)[id] = value;
-        break;
-      default:
-        static_cast<float*>(data)[id] = value;
-    }
-  }
-  SPECDEC_HOST_DEVICE void mask(int64_t id) const { set(id, -__builtin_inff()); }
-};
 
 /// Lists of ids, one for each request; of a list only ids in [0, vocab_size) count.
 struct IdLists {

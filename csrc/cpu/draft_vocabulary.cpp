@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/draft_vocabulary_ops.h"
+#include "common/mutable_row.h"
 #include "cpu/kernels/float_environment.h"
 
 namespace specdec_ops::cpu {
@@ -15,7 +16,7 @@ void expand_row(const ExpandDraftLogits& expand, int64_t row) {
   To* expanded = static_cast<To*>(expand.expanded) + row * expand.expanded_stride;
   const auto temperature = static_cast<float>(at(expand.temperature, row));
   for (int64_t target = 0; target < expand.vocab_size; ++target) {
-    expanded[target] = static_cast<To>(
+    expanded[target] = narrowed<To>(
         expand.combined(temperature, target, [&](int32_t id) { return static_cast<float>(draft[id]); }));
   }
 }

@@ -98,6 +98,18 @@ __device__ __forceinline__ float element(const RowRef& row, int64_t index) {
   return x < row.threshold ? kMasked : x;
 }
 
+/// Eight elements of two bytes.
+__device__ __forceinline__ void octet_of_halves(const uint4& four, DType dtype, float (&x)[kOctet]) {
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
+  if (dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
+  }
+}
+
 /// Eight elements as they are stored, from `index` on; `padding` from `end` on.
 __device__ inline void load_stored_octet(const RowRef& row, int64_t index, int64_t end, float padding,
                                          float (&x)[kOctet]) {
@@ -108,22 +120,11 @@ __device__ inline void load_stored_octet(const RowRef& row, int64_t index, int64
     return;
   }
   const uint4 first = __ldg(reinterpret_cast<const uint4*>(address));
-  const uint32_t words[4] = {first.x, first.y, first.z, first.w};
-  if (row.dtype == DType::kFloat32) {
-    const uint4 second = __ldg(reinterpret_cast<const uint4*>(address) + 1);
-    const uint32_t more[4] = {second.x, second.y, second.z, second.w};
+  if (row.dtype != DType::kFloat32) return octet_of_halves(first, row.dtype, x);
+  const uint4 second = __ldg(reinterpret_cast<const uint4*>(address) + 1);
+  const uint32_t words[kOctet] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      x[j] = __uint_as_float(words[j]);
-      x[j + 4] = __uint_as_float(more[j]);
-    }
-  } else if (row.dtype == DType::kBFloat16) {
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
-  }
+  for (int j = 0; j < kOctet; ++j) x[j] = __uint_as_float(words[j]);
 }
 
 __device__ inline void load_octet(const RowRef& row, int64_t index, int64_t end, float padding,
@@ -497,15 +498,7 @@ __device__ __forceinline__ void staged_octet(const uint4* stage, DType dtype, in
     for (int j = 0; j < kOctet; ++j) x[j] = __uint_as_float(words[j]);
     return;
   }
-  const uint4 four = stage[octet];
-  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-  if (dtype == DType::kBFloat16) {
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? bf16_low(words[j / 2]) : bf16_high(words[j / 2]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kOctet; ++j) x[j] = j % 2 == 0 ? f16_low(words[j / 2]) : f16_high(words[j / 2]);
-  }
+  octet_of_halves(stage[octet], dtype, x);
 }
 
 /// The largest element that is not NaN, straight from global memory.

@@ -26,6 +26,8 @@ namespace {
 
 /// CTAs that should fit a multiprocessor.
 constexpr int kReadersPerMultiprocessor = 6;
+/// With most warps.
+constexpr int kFiltersPerMultiprocessor = 2;
 /// With most warps. Where none is asked for, registers are spilled for the sake of a second one.
 constexpr int kJudgesPerMultiprocessor = 1;
 /// Blocks of a residual that a CTA takes at once.
@@ -191,7 +193,8 @@ __global__ void __launch_bounds__(kReadingWarps* kWarpSize, kReadersPerMultiproc
 }
 
 /// A row of one slot to a CTA.
-__global__ void __launch_bounds__(kFilteringWarps* kWarpSize) filter_rows(const __grid_constant__ Plan plan) {
+__global__ void __launch_bounds__(kMostFilteringWarps* kWarpSize, kFiltersPerMultiprocessor)
+    filter_rows(const __grid_constant__ Plan plan) {
   allow_next_launch();
   const ChainParams& params = plan.params;
   const uint32_t kinds = plan.filters_targets && plan.filters_drafts ? 2 : 1;
@@ -418,8 +421,14 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   if (error == cudaSuccess && cuts_rows) {
     const int64_t num_rows =
         params.batch * most_slots(params) * (plan.filters_targets && plan.filters_drafts ? 2 : 1);
-    error = launch(filter_rows, num_rows, kFilteringWarps, filter_scratch_size(plan.num_blocks), stream,
-                   facts.has_programmatic_launch, plan);
+    int filtering_warps = num_rows <= facts.num_multiprocessors ? kMostFilteringWarps : kFewestFilteringWarps;
+    while (filtering_warps > 1 &&
+           filter_scratch_size(plan.num_blocks, filtering_warps) > facts.dynamic_shared) {
+      filtering_warps /= 2;
+    }
+    error =
+        launch(filter_rows, num_rows, filtering_warps, filter_scratch_size(plan.num_blocks, filtering_warps),
+               stream, facts.has_programmatic_launch, plan);
   }
   if (error != cudaSuccess) return error;
   return launch(judge_of(plan), params.batch + num_helpers, warps, of_judge(warps), stream,

@@ -2,9 +2,7 @@
 
 #include "cuda/draft_vocabulary.h"
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
+#include "common/mutable_row.h"
 #include "cuda/blocks.cuh"
 #include "cuda/cta.cuh"
 #include "cuda/launch.h"
@@ -34,19 +32,6 @@ __global__ void __launch_bounds__(kCtaThreads) link_lists(int64_t num_ctas, Expa
   }
 }
 
-__device__ void store(void* data, int64_t index, DType dtype, float value) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      static_cast<torch::headeronly::BFloat16*>(data)[index] = value;
-      break;
-    case DType::kFloat16:
-      static_cast<torch::headeronly::Half*>(data)[index] = value;
-      break;
-    default:
-      static_cast<float*>(data)[index] = value;
-  }
-}
-
 /// A CTA to so many target ids of a row.
 constexpr int64_t kIdsPerCta = 8 * kCtaThreads;
 
@@ -57,11 +42,12 @@ __global__ void __launch_bounds__(kCtaThreads)
     const int64_t row = task / parts, begin = task % parts * kIdsPerCta;
     const int64_t end = begin + kIdsPerCta < expand.vocab_size ? begin + kIdsPerCta : expand.vocab_size;
     const RowRef draft = row_of(expand.draft, row);
+    const MutableRow expanded{expand.expanded, expanded_dtype};
     const auto temperature = static_cast<float>(at(expand.temperature, row));
     for (int64_t target = begin + threadIdx.x; target < end; target += kCtaThreads) {
       const float logit =
           expand.combined(temperature, target, [&](int32_t id) { return element(draft, id); });
-      store(expand.expanded, row * expand.expanded_stride + target, expanded_dtype, logit);
+      expanded.set(row * expand.expanded_stride + target, logit);
     }
   }
 }

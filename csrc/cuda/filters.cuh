@@ -13,28 +13,29 @@
 /// holds of it: eight lanes. What may lie at the threshold is gathered from the parts that reach up to it.
 namespace specdec_ops::cuda {
 
-/// Ids that are looked at at once.
+/// Ids that are looked at at once; a power of two, since they are sorted.
 constexpr int kMostGathered = 1024;
+/// Parts whose ids are spread over all threads.
+constexpr uint32_t kMostParts = 1024;
+/// Parts are counted by how far they stay below the row, in eighths of a power of two; what is farther is
+/// not.
+constexpr int kNumBins = 256;
+constexpr float kBinsPerOctave = 8.0f;
 
 /// Shared memory of a CTA that filters; arrays of numbers by block follow.
 struct FilterScratch {
+  /// Ids: order_of the logit, then the block.
+  unsigned long long ids[kMostGathered];
   int64_t masses_of_ids[kMostGathered];
-  float values[kMostGathered];
-  int32_t blocks[kMostGathered];
-  uint32_t num_found;
-  float result;
+  uint32_t parts[kMostParts];
+  uint32_t bins[kNumBins];
+  uint32_t num_found, num_parts;
+  float guess;
 };
 
-__host__ __device__ constexpr size_t filter_scratch_size(int num_blocks) {
-  return sizeof(FilterScratch) + static_cast<size_t>(num_blocks) * (2 * sizeof(int64_t) + sizeof(double));
-}
-
-__device__ __forceinline__ uint32_t warp_max_of_orders(uint32_t value) {
-#pragma unroll
-  for (int distance = kWarpSize / 2; distance >= 1; distance /= 2) {
-    value = max(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
+__host__ __device__ constexpr size_t filter_scratch_size(int num_blocks, int warps) {
+  return sizeof(FilterScratch) +
+         static_cast<size_t>(num_blocks) * ((2 + warps) * sizeof(int64_t) + sizeof(double) + sizeof(float));
 }
 
 /// One row on a whole CTA. All threads take the same way.
@@ -50,7 +51,9 @@ class RowFilter {
         s_(*reinterpret_cast<FilterScratch*>(shared)),
         masses_(reinterpret_cast<int64_t*>(&s_ + 1)),
         masses_above_(masses_ + plan.num_blocks),
-        weights_(reinterpret_cast<double*>(masses_above_ + plan.num_blocks)) {
+        trial_masses_(masses_above_ + plan.num_blocks),
+        weights_(reinterpret_cast<double*>(trial_masses_ + num_warps() * plan.num_blocks)),
+        maxima_(reinterpret_cast<float*>(weights_ + plan.num_blocks)) {
     bool non_finite = false;
     for (int first = 0; first < plan_.num_blocks; first += kWarpSize) {
       const int block = first + lane_index();
@@ -58,9 +61,11 @@ class RowFilter {
       const BlockStats of_block = load_stats(stats_ + block);
       max_ = fmaxf(max_, of_block.max);
       non_finite |= of_block.sum != of_block.sum;
+      if (warp_index() == 0) maxima_[block] = of_block.max;
     }
     max_ = warp_max(max_);
     has_law_ = !__any_sync(kAllLanes, non_finite) && max_ > kMasked;
+    __syncthreads();
   }
 
   /// The threshold of the row by its filters; -inf where there is nothing to filter.
@@ -75,21 +80,8 @@ class RowFilter {
       threshold = larger(threshold, search(lowest(threshold), guess_of_top_k(filters.top_k)));
     }
     if (filters.top_p < 1.0) {
-      is_of_mass_ = true;
-      weigh_blocks();
-      float guess = max_;
-      if (filters.weighs_whole_row(joint)) {
-        find_masses(-FLT_MAX);
-      } else {
-        const uint32_t found = gather(lowest(threshold), after(max_));
-        clear_masses();
-        add_all(found, lowest(threshold));
-        if (found <= kMostGathered) guess = lowest(threshold);
-      }
-      wanted_mass_ = filters.top_p * mass_of_row(masses_, weights_, plan_.num_blocks);
-      __syncthreads();
-      clear_masses();
-      threshold = larger(threshold, wanted_mass_ > 0.0 ? search(lowest(threshold), guess) : max_);
+      const bool weighs_whole_row = filters.weighs_whole_row(joint);
+      threshold = larger(threshold, threshold_of_top_p(filters.top_p, weighs_whole_row, lowest(threshold)));
     }
     return threshold + 0.0f;
   }
@@ -99,6 +91,7 @@ class RowFilter {
     __syncthreads();  // everybody is done with those of the whole row
 #pragma unroll 1
     for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
+      const float part_max = __ldcg(part_maxima_ + block * kWarpSize + lane_index());
       const BlockStats whole = load_stats(stats_ + block);
       if (whole.sum != whole.sum) continue;
       BlockStats kept = {kMasked, 0.0f};
@@ -106,15 +99,17 @@ class RowFilter {
         const Exp2 exp2(whole.max, scale_);
         float sums[kOctet] = {};
         // A thread's part is what its lanes add up; weights of 0 change no sum.
-        visit_part(block, threshold, [&](const float (&x)[kOctet]) {
+        if (part_max >= threshold) {
+          visit_part(block, [&](const float (&x)[kOctet]) {
 #pragma unroll
-          for (int j = 0; j < kOctet; ++j) {
-            if (!(x[j] >= threshold)) continue;
-            float polynomial, power;
-            exp2.factors(x[j], &polynomial, &power);
-            sums[j] = fma_ftz(polynomial, power, sums[j]);
-          }
-        });
+            for (int j = 0; j < kOctet; ++j) {
+              if (!(x[j] >= threshold)) continue;
+              float polynomial, power;
+              exp2.factors(x[j], &polynomial, &power);
+              sums[j] = fma_ftz(polynomial, power, sums[j]);
+            }
+          });
+        }
         __syncwarp();
         kept = {whole.max, tree_sum(sums)};
       }
@@ -126,60 +121,161 @@ class RowFilter {
   __device__ static float lowest(float threshold) { return threshold > -FLT_MAX ? threshold : -FLT_MAX; }
   __device__ static float larger(float a, float b) { return b > a ? b : a; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ float top() const { return after(max_); }
 
-  /// Calls visit with the thread's part of a block, eight ids at a time, if it reaches up to `floor`.
+  // ---- Ids ----
+
+  /// Calls visit with the thread's part of a block, eight ids at a time.
   template <class Visit>
-  __device__ __forceinline__ void visit_part(int block, float floor, const Visit& visit) {
-    if (!(__ldcg(part_maxima_ + block * kWarpSize + lane_index()) >= floor)) return;
+  __device__ __forceinline__ void visit_part(int block, const Visit& visit) {
     const BlockRef ref = block_of(plan_.params, row_, block);
-    const int rows = ref.rows();
-#pragma unroll 4
-    for (int r = 0; r < rows; ++r) {
-      float x[kOctet];
-      load_octet(row_, ref.begin + r * kNumLanes + lane_index() * kOctet, ref.begin + ref.size, kMasked, x);
-      visit(x);
+    const char* source = ref.aligned_whole();
+    if (source == nullptr || row_.dtype == DType::kFloat32) {
+      const int rows = ref.rows();
+#pragma unroll 1
+      for (int r = 0; r < rows; ++r) {
+        float x[kOctet];
+        load_octet(row_, ref.begin + r * kNumLanes + lane_index() * kOctet, ref.begin + ref.size, kMasked, x);
+        visit(x);
+      }
+      return;
     }
+    constexpr int kRowsAtOnce = 8;
+#pragma unroll 1
+    for (int first = 0; first < kRowsPerBlock; first += kRowsAtOnce) {
+      uint4 words[kRowsAtOnce];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        words[r] = __ldg(reinterpret_cast<const uint4*>(source) + (first + r) * kWarpSize + lane_index());
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        float x[kOctet];
+        octet_of_halves(words[r], row_.dtype, x);
+        visit(x);
+      }
+    }
+  }
+
+  /// Keeps those of eight ids of a block that lie in [floor, below).
+  __device__ __forceinline__ void take(const float (&x)[kOctet], int block, float floor, float below) {
+    uint32_t num_taken = 0;
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) num_taken += x[j] >= floor && x[j] < below ? 1 : 0;
+    if (num_taken == 0) return;
+    uint32_t place = atomicAdd(&s_.num_found, num_taken);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      if (!(x[j] >= floor && x[j] < below)) continue;
+      if (place < kMostGathered)
+        s_.ids[place] = uint64_t{order_of(x[j])} << 32 | static_cast<uint32_t>(block);
+      ++place;
+    }
+  }
+
+  __device__ int block_of_id(uint32_t i) const { return static_cast<int>(s_.ids[i] & 0xFFFFFFFFu); }
+  __device__ uint32_t order_of_id(uint32_t i) const { return static_cast<uint32_t>(s_.ids[i] >> 32); }
+  __device__ int64_t mass_of_id(uint32_t i) const {
+    return mass_of(float_of_order(order_of_id(i)), maxima_[block_of_id(i)], scale_);
   }
 
   /// Gathers the ids in [floor, below), kMostGathered of them at most; returns how many there are.
   __device__ uint32_t gather(float floor, float below) {
+    is_listed_ = false;
     __syncthreads();
-    if (thread() == 0) s_.num_found = 0;
+    if (thread() == 0) s_.num_found = s_.num_parts = 0;
     __syncthreads();
+    for (int part = thread(); part < plan_.num_blocks * kWarpSize; part += num_threads()) {
+      if (!(__ldcg(part_maxima_ + part) >= floor)) continue;
+      const uint32_t place = atomicAdd(&s_.num_parts, 1u);
+      if (place < kMostParts) s_.parts[place] = static_cast<uint32_t>(part);
+    }
+    __syncthreads();
+    if (s_.num_parts <= kMostParts) {
+      gather_from_parts(s_.num_parts * kRowsPerBlock, floor, below);
+    } else {
 #pragma unroll 1
-    for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
-      if (!(load_stats(stats_ + block).max >= floor)) continue;
-      visit_part(block, floor, [&](const float (&x)[kOctet]) {
-        uint32_t num_found = 0;
-#pragma unroll
-        for (int j = 0; j < kOctet; ++j) num_found += x[j] >= floor && x[j] < below ? 1 : 0;
-        if (num_found == 0) return;
-        uint32_t place = atomicAdd(&s_.num_found, num_found);
-#pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
-          if (!(x[j] >= floor && x[j] < below)) continue;
-          if (place < kMostGathered) {
-            s_.values[place] = x[j];
-            s_.blocks[place] = block;
-          }
-          ++place;
-        }
-      });
+      for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
+        if (!(__ldcg(part_maxima_ + block * kWarpSize + lane_index()) >= floor)) continue;
+        visit_part(block, [&](const float (&x)[kOctet]) { take(x, block, floor, below); });
+      }
     }
     __syncthreads();
     return s_.num_found;
   }
 
-  __device__ void weigh_blocks() {
-    for (int block = thread(); block < plan_.num_blocks; block += num_threads()) {
-      const double distance = static_cast<double>(load_stats(stats_ + block).max) - static_cast<double>(max_);
-      weights_[block] = exp2_out_of_line(distance * static_cast<double>(scale_));
+  /// From the rows of all parts of the list, each thread from several at once.
+  __device__ __forceinline__ void gather_from_parts(uint32_t num_rows, float floor, float below) {
+    constexpr int kRowsAtOnce = 4;
+    const bool has_aligned_halves =
+        row_.dtype != DType::kFloat32 && reinterpret_cast<uintptr_t>(row_.data) % 16 == 0;
+#pragma unroll 1
+    for (uint32_t first = threadIdx.x; first < num_rows; first += kRowsAtOnce * num_threads()) {
+      int64_t begin[kRowsAtOnce];
+      uint4 words[kRowsAtOnce];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        const uint32_t i = first + r * num_threads();
+        begin[r] = plan_.params.vocab_size;
+        if (i >= num_rows) continue;
+        const uint32_t part = s_.parts[i / kRowsPerBlock];
+        begin[r] = int64_t{part / kWarpSize} * kBlockSize + i % kRowsPerBlock * kNumLanes +
+                   part % kWarpSize * kOctet;
+        if (has_aligned_halves && begin[r] + kOctet <= plan_.params.vocab_size) {
+          words[r] = __ldg(reinterpret_cast<const uint4*>(row_.data + begin[r] * 2));
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        if (begin[r] >= plan_.params.vocab_size) continue;
+        float x[kOctet];
+        if (has_aligned_halves && begin[r] + kOctet <= plan_.params.vocab_size) {
+          octet_of_halves(words[r], row_.dtype, x);
+        } else {
+          load_octet(row_, begin[r], plan_.params.vocab_size, kMasked, x);
+        }
+        take(x, static_cast<int>(begin[r] / kBlockSize), floor, below);
+      }
+    }
+  }
+
+  /// Sorts the ids that were gathered by falling logit.
+  __device__ void sort(uint32_t found) {
+    uint32_t size = 2;
+    while (size < found) size *= 2;
+    for (uint32_t i = found + threadIdx.x; i < size; i += num_threads()) s_.ids[i] = 0;
+#pragma unroll 1
+    for (uint32_t run = 2; run <= size; run *= 2) {
+#pragma unroll 1
+      for (uint32_t distance = run / 2; distance >= 1; distance /= 2) {
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < size / 2; i += num_threads()) {
+          const uint32_t a = 2 * i - (i & (distance - 1)), b = a + distance;
+          const unsigned long long at_a = s_.ids[a], at_b = s_.ids[b];
+          if ((at_a < at_b) != ((a & run) == 0)) continue;
+          s_.ids[a] = at_b;
+          s_.ids[b] = at_a;
+        }
+      }
     }
     __syncthreads();
   }
 
-  __device__ void clear_masses() {
-    for (int block = thread(); block < plan_.num_blocks; block += num_threads()) masses_[block] = 0;
+  // ---- Masses ----
+
+  __device__ void weigh_blocks() {
+    __syncthreads();
+    for (int block = thread(); block < plan_.num_blocks; block += num_threads()) {
+      const double distance = static_cast<double>(maxima_[block]) - static_cast<double>(max_);
+      weights_[block] = exp2_out_of_line(distance * static_cast<double>(scale_));
+      masses_[block] = masses_above_[block] = 0;
+    }
+    __syncthreads();
+  }
+
+  /// Of the first ids of the list.
+  __device__ void weigh_ids(uint32_t num_ids) {
+    for (uint32_t i = threadIdx.x; i < num_ids; i += num_threads()) s_.masses_of_ids[i] = mass_of_id(i);
     __syncthreads();
   }
 
@@ -188,10 +284,10 @@ class RowFilter {
     __syncthreads();
 #pragma unroll 1
     for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
-      const float block_max = load_stats(stats_ + block).max;
+      const float block_max = maxima_[block];
       int64_t mass = 0;
-      if (block_max >= floor) {
-        visit_part(block, floor, [&](const float (&x)[kOctet]) {
+      if (__ldcg(part_maxima_ + block * kWarpSize + lane_index()) >= floor) {
+        visit_part(block, [&](const float (&x)[kOctet]) {
 #pragma unroll
           for (int j = 0; j < kOctet; ++j) mass += x[j] >= floor ? mass_of(x[j], block_max, scale_) : 0;
         });
@@ -200,6 +296,80 @@ class RowFilter {
       mass = warp_sum(mass);
       if (lane_index() == 0) masses_[block] = mass;
     }
+    __syncthreads();
+  }
+
+  __device__ static void add_mass(int64_t* mass, int64_t more) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(mass), static_cast<unsigned long long>(more));
+  }
+
+  /// Of what lies above the list and its first ids, by one warp: each warp may ask for another number.
+  __device__ double mass_with(uint32_t num_ids) {
+    int64_t* masses = trial_masses_ + warp_index() * plan_.num_blocks;
+    for (int block = lane_index(); block < plan_.num_blocks; block += kWarpSize) {
+      masses[block] = masses_above_[block];
+    }
+    __syncwarp();
+    for (uint32_t i = lane_index(); i < num_ids; i += kWarpSize) {
+      add_mass(masses + block_of_id(i), s_.masses_of_ids[i]);
+    }
+    __syncwarp();
+    const double mass = mass_of_row(masses, weights_, plan_.num_blocks);
+    __syncwarp();
+    return mass;
+  }
+
+  /// The logit of the first id of the list with which the mass suffices. It does with all of `num_ids`, whose
+  /// masses are there.
+  __device__ float select_by_mass(uint32_t num_ids) {
+    uint32_t first = 0, last = num_ids - 1;
+#pragma unroll 1
+    while (first < last) {
+      const auto warps = static_cast<uint32_t>(num_warps());
+      const uint32_t step = (last - first + warps - 1) / warps;
+      const auto place_of = [&](uint32_t warp) { return min(first + (warp + 1) * step - 1, last); };
+      const uint32_t place = place_of(static_cast<uint32_t>(warp_index()));
+      const bool suffices = place == last || mass_with(place + 1) >= wanted_mass_;
+      const uint32_t num_failed = warps - static_cast<uint32_t>(__syncthreads_count(suffices)) / kWarpSize;
+      const uint32_t next_last = num_failed < warps ? place_of(num_failed) : last;
+      if (num_failed > 0) first = place_of(num_failed - 1) + 1;
+      last = next_last;
+    }
+    return float_of_order(order_of_id(last));
+  }
+
+  /// The threshold of top-p among the ids from `floor` on; of the mass of the row or of these ids.
+  __device__ float threshold_of_top_p(double top_p, bool weighs_whole_row, float floor) {
+    if (!weighs_whole_row && !(is_listed_ && list_floor_ <= floor)) list(gather(floor, top()), floor);
+    weigh_blocks();
+    const bool has_list = is_listed_ && list_floor_ <= floor;
+    uint32_t num_ids = 0;
+    if (has_list) {
+      for (uint32_t step = kMostGathered; step > 0; step /= 2) {
+        if (num_ids + step <= list_size_ && order_of_id(num_ids + step - 1) >= order_of(floor))
+          num_ids += step;
+      }
+      weigh_ids(num_ids);
+    }
+    if (weighs_whole_row || !has_list) {
+      find_masses(weighs_whole_row ? -FLT_MAX : floor);
+      wanted_mass_ = top_p * mass_of_row(masses_, weights_, plan_.num_blocks);
+    } else {
+      wanted_mass_ = top_p * mass_with(num_ids);
+    }
+    if (!(wanted_mass_ > 0.0)) return max_;
+    if (has_list) {
+      // Of the mass of the row more may be wanted than there is from `floor` on.
+      return mass_with(num_ids) >= wanted_mass_ ? select_by_mass(num_ids) : kMasked;
+    }
+    is_of_mass_ = true;
+    clear_masses();
+    return search(floor, max_);
+  }
+
+  __device__ void clear_masses() {
+    __syncthreads();
+    for (int block = thread(); block < plan_.num_blocks; block += num_threads()) masses_[block] = 0;
     __syncthreads();
   }
 
@@ -235,68 +405,31 @@ class RowFilter {
     }
     if (found > kMostGathered) return find_masses(floor);
     for (uint32_t i = threadIdx.x; i < found; i += num_threads()) {
-      const int block = s_.blocks[i];
-      s_.masses_of_ids[i] = mass_of(s_.values[i], load_stats(stats_ + block).max, scale_);
-      add_mass(block, s_.masses_of_ids[i]);
+      add_mass(masses_ + block_of_id(i), mass_of_id(i));
     }
     __syncthreads();
   }
 
-  __device__ void add_mass(int block, int64_t mass) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(masses_ + block), static_cast<unsigned long long>(mass));
-  }
-
-  /// Whether the measure of what is above, and of the ids gathered from an order on, holds: by one warp.
-  __device__ bool holds_from(uint32_t order, uint32_t found) {
-    if (!is_of_mass_) {
-      int count = 0;
-      for (uint32_t i = lane_index(); i < found; i += kWarpSize)
-        count += order_of(s_.values[i]) >= order ? 1 : 0;
-      return count_ + warp_sum(count) >= wanted_count_;
-    }
-    for (int block = lane_index(); block < plan_.num_blocks; block += kWarpSize) {
-      masses_[block] = masses_above_[block];
-    }
-    __syncwarp();
-    for (uint32_t i = lane_index(); i < found; i += kWarpSize) {
-      if (order_of(s_.values[i]) >= order) add_mass(s_.blocks[i], s_.masses_of_ids[i]);
-    }
-    __syncwarp();
-    const bool result = holds();
-    __syncwarp();
-    return result;
+  /// Sorts all ids from `floor` on, where they are not too many, for whoever needs them next.
+  __device__ void list(uint32_t found, float floor) {
+    if (found > kMostGathered) return;
+    sort(found);
+    is_listed_ = true;
+    list_size_ = found;
+    list_floor_ = floor;
   }
 
   /// The largest gathered logit for which the measure holds. It does for the least of them, and not for what
   /// is above.
-  __device__ float select(uint32_t found) {
-    if (warp_index() == 0) {
-      uint32_t from = 0, end = 0xFFFFFFFF;
-#pragma unroll 1
-      for (;;) {
-        uint32_t least = 0xFFFFFFFF, most = 0;
-        for (uint32_t i = lane_index(); i < found; i += kWarpSize) {
-          const uint32_t order = order_of(s_.values[i]);
-          if (order < from || order >= end) continue;
-          least = min(least, order);
-          most = max(most, order);
-        }
-        least = ~warp_max_of_orders(~least);
-        most = warp_max_of_orders(most);
-        if (least == most) {
-          if (lane_index() == 0) s_.result = float_of_order(least);
-          break;
-        }
-        const uint32_t middle = least + (most - least + 1) / 2;
-        if (holds_from(middle, found)) {
-          from = middle;
-        } else {
-          end = middle;
-        }
-      }
+  __device__ float select(uint32_t found, float floor, bool from_top) {
+    if (from_top) {
+      list(found, floor);
+    } else {
+      sort(found);
     }
-    __syncthreads();
-    return s_.result;
+    if (!is_of_mass_) return float_of_order(order_of_id(static_cast<uint32_t>(wanted_count_ - count_ - 1)));
+    weigh_ids(found);
+    return select_by_mass(found);
   }
 
   /// The largest logit of the row for which the measure of the ids from it on holds; -inf if there is none at
@@ -305,7 +438,7 @@ class RowFilter {
     constexpr int kHalvingsByValue = 12;
     bool at_lowest_holds = false;
     int halvings = 0;
-    float below = after(max_);
+    float below = top();
     const float step = 8.0f / scale_;
     probe = larger(lowest, probe);
 #pragma unroll 1
@@ -315,7 +448,7 @@ class RowFilter {
       add_all(found, probe);
       if (holds()) {
         take_back();
-        if (found <= kMostGathered) return select(found);
+        if (found <= kMostGathered) return select(found, probe, below == top());
         lowest = probe;
         at_lowest_holds = true;
       } else {
@@ -338,45 +471,38 @@ class RowFilter {
     }
   }
 
-  /// How many parts of the row reach up to a logit.
-  __device__ int64_t count_parts(float floor) {
-    __syncthreads();
-    if (thread() == 0) s_.num_found = 0;
-    __syncthreads();
-    uint32_t count = 0;
-    for (int part = thread(); part < plan_.num_blocks * kWarpSize; part += num_threads()) {
-      count += __ldcg(part_maxima_ + part) >= floor ? 1 : 0;
-    }
-    const int64_t of_warp = warp_sum(count);
-    if (lane_index() == 0) atomicAdd(&s_.num_found, static_cast<uint32_t>(of_warp));
-    __syncthreads();
-    return s_.num_found;
-  }
-
   /// A lower bound of the k-th largest logit with few ids above it, where there are enough parts.
   __device__ float guess_of_top_k(int64_t k) {
-    constexpr int kMostHalvings = 6;
-    float distance = 2.0f / scale_, below = max_;
-    float guess = max_ - distance;
-    int64_t count = count_parts(guess);
-    while (count < k) {
-      if (!(distance * scale_ < 128.0f)) return max_ - 8.0f / scale_;
-      below = guess;
-      distance *= 2.0f;
-      guess = max_ - distance;
-      count = count_parts(guess);
+    __syncthreads();
+    for (int bin = thread(); bin < kNumBins; bin += num_threads()) s_.bins[bin] = 0;
+    __syncthreads();
+    const float bins_per_unit = kBinsPerOctave * scale_;
+    for (int part = thread(); part < plan_.num_blocks * kWarpSize; part += num_threads()) {
+      const float bin = (max_ - __ldcg(part_maxima_ + part)) * bins_per_unit;
+      if (bin < static_cast<float>(kNumBins)) atomicAdd(s_.bins + static_cast<int>(bin), 1u);
     }
-    for (int i = 0; i < kMostHalvings && count > 2 * k + kWarpSize; ++i) {
-      const float middle = 0.5f * (guess + below);
-      const int64_t at_middle = count_parts(middle);
-      if (at_middle >= k) {
-        guess = middle;
-        count = at_middle;
-      } else {
-        below = middle;
+    __syncthreads();
+    if (warp_index() == 0) {
+      constexpr int kBinsPerLane = kNumBins / kWarpSize;
+      const uint32_t* bins = s_.bins + lane_index() * kBinsPerLane;
+      int64_t count = 0;
+      for (int i = 0; i < kBinsPerLane; ++i) count += bins[i];
+      const int64_t own = count;
+      for (int distance = 1; distance < kWarpSize; distance *= 2) {
+        const int64_t before = __shfl_up_sync(kAllLanes, count, distance);
+        if (lane_index() >= distance) count += before;
+      }
+      const int lane = first_lane(count >= k);
+      if (lane_index() == max(lane, 0)) {
+        int num_bins = lane < 0 ? kNumBins : lane * kBinsPerLane;
+        for (int64_t sum = count - own; lane >= 0 && sum < k; ++num_bins)
+          sum += bins[num_bins % kBinsPerLane];
+        // A little more than the bins, so that no rounding loses a part.
+        s_.guess = max_ - (static_cast<float>(num_bins) + 0.01f) / bins_per_unit;
       }
     }
-    return guess;
+    __syncthreads();
+    return s_.guess;
   }
 
   const Plan& plan_;
@@ -387,12 +513,18 @@ class RowFilter {
   FilterScratch& s_;
   int64_t* masses_;
   int64_t* masses_above_;
+  int64_t* trial_masses_;  ///< by warp
   double* weights_;
+  float* maxima_;
   float max_ = kMasked;
   bool has_law_ = false;
   bool is_of_mass_ = false;
   int64_t wanted_count_ = 0, count_ = 0, count_above_ = 0;
   double wanted_mass_ = 0.0;
+  /// Whether the ids in shared memory are all of those from list_floor_ on, sorted.
+  bool is_listed_ = false;
+  uint32_t list_size_ = 0;
+  float list_floor_ = 0.0f;
 };
 
 }  // namespace specdec_ops::cuda

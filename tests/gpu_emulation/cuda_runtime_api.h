@@ -191,6 +191,9 @@ inline void __syncwarp(unsigned mask = ~0u, EMULATED_SITE) {
 }
 inline void __syncthreads(EMULATED_SITE) { emulation::meet_cta(false, {function, line}); }
 inline int __syncthreads_or(int condition, EMULATED_SITE) {
+  return emulation::meet_cta(condition != 0, {function, line}) > 0;
+}
+inline int __syncthreads_count(int condition, EMULATED_SITE) {
   return emulation::meet_cta(condition != 0, {function, line});
 }
 

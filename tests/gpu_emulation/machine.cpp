@@ -76,7 +76,7 @@ struct Cta {
   Warp warps[kMaxWarps];
   QueuedGrid* grid = nullptr;
   unsigned index;
-  bool condition;
+  int num_holding;
   /// The variables that are __shared__, while other CTAs run.
   std::vector<char> statics;
   std::vector<unsigned char> shared;
@@ -239,7 +239,7 @@ void settle_warp(Cta& cta, int w) {
 /// Lets the threads of a CTA go on that have met.
 void settle_cta(Cta& cta) {
   const Thread* first = nullptr;
-  bool condition = false;
+  int num_holding = 0;
   for (int t = 0; t < cta.grid->grid.num_threads; ++t) {
     const Warp& warp = cta.warps[t / kLanes];
     if ((warp.ready | warp.at_warp | warp.at_grid) != 0) return;
@@ -247,9 +247,9 @@ void settle_cta(Cta& cta) {
     const Thread& thread = cta.threads[t];
     if (first == nullptr) first = &thread;
     if (!same(thread, *first)) diverge(*first, thread, "CTA");
-    condition |= thread.value != 0;
+    num_holding += thread.value != 0 ? 1 : 0;
   }
-  cta.condition = condition;
+  cta.num_holding = num_holding;
   for (int w = 0; w < cta.num_warps(); ++w) {
     cta.warps[w].ready = cta.warps[w].at_cta;
     cta.warps[w].at_cta = 0;
@@ -337,7 +337,7 @@ void run_grids() {
 
 void launch(const Grid& grid) {
   if (grid.num_threads < 1 || grid.num_threads > kMaxThreads || grid.num_threads % kLanes != 0) {
-    throw std::runtime_error("a CTA must have whole warps, at most eight");
+    throw std::runtime_error("a CTA must have whole warps, at most sixteen");
   }
   QueuedGrid& queued = m.grids.emplace_back();
   queued.grid = grid;
@@ -385,7 +385,7 @@ const Lanes& meet_warp(uint32_t mask, uint64_t value, Site site) {
   return warp.lanes;
 }
 
-bool meet_cta(bool condition, Site site) {
+int meet_cta(bool condition, Site site) {
   Thread& self = m.self();
   self.site = site;
   self.mask = ~0u;
@@ -394,7 +394,7 @@ bool meet_cta(bool condition, Site site) {
   m.warp().at_cta |= m.lane_bit();
   m.got_on = true;
   back_to_scheduler();
-  return m.current->condition;
+  return m.current->num_holding;
 }
 
 void wait_for_previous_grids() {

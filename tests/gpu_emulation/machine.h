@@ -11,7 +11,7 @@ namespace emulation {
 
 constexpr int kLanes = 32;
 /// Threads of a CTA at most.
-constexpr int kMaxThreads = 256;
+constexpr int kMaxThreads = 512;
 
 /// A call of a collective in device code, for messages and to tell calls from each other.
 struct Site {
@@ -51,8 +51,8 @@ unsigned pick(unsigned count);
 
 /// Returns when all lanes of the mask that have not ended are here.
 const Lanes& meet_warp(uint32_t mask, uint64_t value, Site site);
-/// Returns when all threads of the CTA that have not ended are here: whether the condition holds in one.
-bool meet_cta(bool condition, Site site);
+/// Returns when all threads of the CTA that have not ended are here: in how many the condition holds.
+int meet_cta(bool condition, Site site);
 /// Returns when the grids before this one are done.
 void wait_for_previous_grids();
 /// Lets others run.
