@@ -10,6 +10,7 @@ from typing import Any
 import filtering
 import inputs
 import torch
+from specdec_ops.rules import Lenience, Margin, Thresholds, TopN, Typical
 from torch import Tensor
 
 INF, NAN = float("inf"), float("nan")
@@ -146,6 +147,28 @@ def add_exact_match(arguments: inputs.Arguments, choice: random.Random) -> None:
                 arguments["draft_token_ids"][draft] = best[draft + r]
 
 
+def add_lossy_rule(arguments: inputs.Arguments, choice: random.Random) -> None:
+    """With drafts that are often among the most probable ids, and slots where the rule gives way."""
+    rules = (
+        Lenience(choice.choice((0.1, 0.5, 0.9, 1.0))),
+        Typical(choice.choice((0.0, 0.05, 0.3)), choice.choice((0.0, 0.1, 0.3, 1.0))),
+        TopN(choice.choice((1, 2, 3, 40)), choice.choice((0.01, 0.1, 0.5, 1.0))),
+        Thresholds(choice.choice((0.0, 0.1, 0.3, 1.0)), choice.choice((0.3, 0.8, 1.0))),
+        Margin(choice.choice((0.0, 0.5, 0.9, 0.99))),
+    )
+    arguments["rule"] = choice.choice(rules)
+    rows, ids = arguments["target_logits"], arguments["draft_token_ids"]
+    size = arguments.get("vocab_size", rows.shape[1])
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    for r, (begin, end) in enumerate(itertools.pairwise(cu)):
+        for draft in range(begin, end):
+            if choice.random() < 0.7:
+                row = rows[draft + r, :size].float().nan_to_num(-INF)
+                ids[draft] = row.topk(min(3, size)).indices[choice.randrange(min(3, size))]
+    if choice.random() < 0.5:
+        arguments["rule_mask"] = torch.tensor([choice.random() < 0.7 for _ in ids], dtype=torch.bool)
+
+
 def keep_in_entries(arguments: inputs.Arguments, choice: random.Random) -> None:
     """What belongs to requests among that of others, out of order; draft laws too, or not."""
     batch, cu = arguments["temperature"].shape[0], arguments["cu_num_draft_tokens"].tolist()
@@ -220,6 +243,16 @@ OPTIONS = {
     "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
     "bonus_token_ids, fly": (add_fly, add_bonus_token_ids),
     **FILTERS,
+    "lossy": (add_lossy_rule,),
+    "bonus_token_ids, lossy": (add_lossy_rule, add_bonus_token_ids),
+    "request_indices, lossy": (add_lossy_rule, keep_in_entries),
+    "filters, lossy": (add_filters, add_lossy_rule),
+    "request_indices, filters, lossy, bonus_token_ids": (
+        add_filters,
+        add_lossy_rule,
+        add_bonus_token_ids,
+        keep_in_entries,
+    ),
     "filters, block": (add_filters, add_block),
     "filters, exact_match": (add_filters, add_exact_match),
     "request_indices, filters, block, bonus_token_ids": (

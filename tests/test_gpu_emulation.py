@@ -17,6 +17,7 @@ import test_logit_processors
 import test_row_statistics
 import test_token_logprobs
 import torch
+from specdec_ops.rules import Lenience
 
 EMULATED = implementations.Implementation(implementations.EMULATED)
 VOCAB_SIZES = [size for size in random_chains.VOCAB_SIZES if size < 10_000]
@@ -92,6 +93,21 @@ def test_residuals_that_several_ctas_make(law: str, seeds: Seeds) -> None:
             [2, 1, 3], 40_000, law, seed=seed, dtype=torch.bfloat16, scale=0.5, noise=3.0, uniforms=True
         )
         assert_same_bits("verify_chain", arguments, seed, f"seed {seed}, {law}")
+
+
+@pytest.mark.parametrize("uniforms", [False, True])
+@pytest.mark.parametrize("law", ["logits", "logits_and_logsumexp", "probs"])
+def test_residuals_of_weighted_laws(law: str, uniforms: bool, seeds: Seeds) -> None:
+    """Lenience, with laws so near each other that most attempts fail; with uniforms none is made."""
+    for seed in seeds(40)[:4]:
+        arguments = inputs.chain([2, 1, 3, 12], 9001, law, seed=seed, noise=0.02, uniforms=uniforms)
+        arguments["rule"] = Lenience(0.98)
+        # Below its share of the draft law, so that it is rejected.
+        for r, end in enumerate(arguments["cu_num_draft_tokens"][1:].tolist()):
+            arguments["target_logits"][end - 1 + r, arguments["draft_token_ids"][end - 1]] -= 8.0
+        context = f"seed {seed}, {law}"
+        assert_same_bits("verify_chain", arguments, seed, context)
+        assert_same_bits("verify_chain", {**arguments, "return_logprobs": True, "top_k": 2000}, seed, context)
 
 
 @pytest.mark.parametrize("uniforms", [False, True])
