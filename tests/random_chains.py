@@ -16,7 +16,10 @@ from torch import Tensor
 INF, NAN = float("inf"), float("nan")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXTRAS = {"return_logsumexp": True, "return_logprobs": True, "return_accept_probs": True}
-PER_REQUEST = ("temperature", "draft_temperature", "has_draft_law", "seeds", "positions")
+PER_REQUEST = (
+    *("temperature", "draft_temperature", "has_draft_law", "seeds", "positions"),
+    *(prefix + name for prefix in ("", "draft_") for name in filtering.NAMES),
+)
 #: Around the sizes of lanes, octets, chunks and blocks; two of real models.
 VOCAB_SIZES = (1, 2, 7, 8, 33, 64, 255, 256, 257, 1000, 4095, 4096, 4097, 8192, 9001, 32_000, 151_936)
 
@@ -311,9 +314,13 @@ def for_sample(
     return arguments, context
 
 
-def for_sample_recovered(seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES) -> tuple[inputs.Arguments, str]:
+def for_sample_recovered(
+    seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES, *, filters: bool = False
+) -> tuple[inputs.Arguments, str]:
     """Arguments of sample_recovered, and what they are."""
     chain, _, context = random_chain(seed, vocab_sizes=vocab_sizes)
+    if filters:
+        add_filters(chain, random.Random(seed))
     counts = chain["cu_num_draft_tokens"].diff().tolist()
     owners = [r for r, count in enumerate(counts) for _ in range(count)]
     arguments = {

@@ -87,9 +87,10 @@ def test_sample_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_sample_recovered_has_the_bits_of_the_cpu(part: int) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_sample_recovered_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, context = random_chains.for_sample_recovered(seed)
+        arguments, context = random_chains.for_sample_recovered(seed, filters=filters)
         here = specdec_ops.sample_recovered(**arguments)
         there = specdec_ops.sample_recovered(**moved(arguments, *((3, 1) if seed % 3 == 0 else (0, 0))))
         assert_same_bits(there, here, context)

@@ -145,9 +145,10 @@ def test_thresholds_among_more_ids_than_are_gathered_at_once(seeds: Seeds) -> No
         assert_same_bits("sample", arguments, seed, context)
 
 
-def test_sample_recovered_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_sample_recovered_has_the_bits_of_the_cpu(filters: bool, seeds: Seeds) -> None:
     for seed in seeds(30):
-        arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES)
+        arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES, filters=filters)
         assert_same_bits("sample_recovered", arguments, seed, context)
 
 

@@ -84,9 +84,10 @@ def run_chain_ops() -> None:
         request_indices=indices,
         draft_slot=positions,
     )
-    specdec_ops.sample_recovered(
-        logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions
-    )
+    for filters in ({}, {"top_k": 40, "top_p": 0.9, "draft_top_k": 5000}):
+        specdec_ops.sample_recovered(
+            logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions, **filters
+        )
 
 
 def run_bookkeeping() -> None:

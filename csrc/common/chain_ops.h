@@ -244,7 +244,10 @@ std::tuple<Tensor, Tensor> sample_recovered(
     const OptionalTensor& draft_logsumexp, const OptionalTensor& draft_support_ids,
     const OptionalTensor& draft_support_logprobs, const OptionalTensor& draft_temperature,
     const OptionalTensor& has_draft_law, const OptionalTensor& seeds, const OptionalTensor& positions,
-    const OptionalTensor& uniforms, std::optional<int64_t> vocab_size) {
+    const OptionalTensor& uniforms, const OptionalTensor& top_k, const OptionalTensor& top_p,
+    const OptionalTensor& min_p, const OptionalTensor& draft_top_k, const OptionalTensor& draft_top_p,
+    const OptionalTensor& draft_min_p, const OptionalTensor& draft_thresholds, bool joint_filters,
+    std::optional<int64_t> vocab_size) {
   const Checks checks = Backend::checks("sample_recovered", target_logits);
   ChainParams params;
   params.rule = Rule::kRejectAll;
@@ -265,6 +268,9 @@ std::tuple<Tensor, Tensor> sample_recovered(
                 {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
                  draft_temperature, has_draft_law},
                 shapes, &params);
+  set_filters(checks, {top_k, top_p, min_p}, {"top_k", "top_p", "min_p"}, shapes, &params.filters);
+  set_draft_filters(checks, {draft_top_k, draft_top_p, draft_min_p}, draft_thresholds, shapes, &params);
+  params.joint_filters = joint_filters;
   set_seeds(checks, seeds, positions, shapes, "[num_drafts]", &params);
   checks.require(!seeds || !uniforms, "seeds and uniforms must be at most one, got both");
   if (uniforms) {
