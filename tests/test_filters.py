@@ -239,11 +239,11 @@ def test_under_every_rule_it_is_that_of_rows_that_were_cut_before(native: Implem
         assert margins.all_same_bits(actual, expected), context
 
 
-def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(native: Implementation) -> None:
+def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(implementation: Implementation) -> None:
     """Of 0.6 and 0.4 it sets a bar above 0.4; the ids that are filtered out would lower it."""
     row = torch.tensor([0.6, 0.4, *[0.3] * 200]).log()
     accepted = [
-        native.verify_chain(
+        implementation.verify_chain(
             row.repeat(2, 1),
             torch.tensor([draft]),
             torch.tensor([0, 1]),
@@ -255,6 +255,25 @@ def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(native: Impl
         for draft in (0, 1)
     ]
     assert accepted == [[1], [0]]
+
+
+@pytest.mark.parametrize(("filters", "accepted"), [({}, 1), ({"top_k": 2}, 0), ({"top_k": 1}, 0)], ids=str)
+def test_top_n_takes_the_probabilities_of_what_filters_leave(
+    implementation: Implementation, filters: Filter, accepted: int
+) -> None:
+    """The two most probable ids are 0.2 apart, and 0.25 once they are alone."""
+    row = torch.tensor([0.2, 0.5, 0.3]).log()
+    out = implementation.verify_chain(
+        row.repeat(2, 1),
+        torch.tensor([2]),
+        torch.tensor([0, 1]),
+        rule=rules.TopN(2, 0.22),
+        seeds=1,
+        positions=torch.tensor([0]),
+        **filters,
+    )
+    assert out.num_accepted.tolist() == [accepted]
+    assert out.token_ids[0, 0] == (2 if accepted else 1)
 
 
 def test_gumbel_noise_meets_what_filters_leave(native: Implementation) -> None:
