@@ -129,7 +129,7 @@ __device__ __forceinline__ void Judge<kVariant>::bend_verdict(const Draft& draft
       asks_row = !accepted;
       verdict->status = Status::kOk;
       break;
-    default:
+    default:  // kTopN
       asks_row = true;
       verdict->status = Status::kOk;
   }
