@@ -38,6 +38,7 @@ EMULATED_TESTS = (
     "test_exact_match",
     "test_filters",
     "test_logit_processors",
+    "test_lossy_rules",
     "test_plan_verification",
     "test_random_numbers",
     "test_row_statistics",

@@ -171,6 +171,15 @@ def unfiltered_chain(arguments: inputs.Arguments) -> inputs.Arguments:
     return plain
 
 
+def unfiltered_drafts(arguments: inputs.Arguments) -> inputs.Arguments:
+    """A call of ``sample_recovered`` without filters, on rows that are masked instead."""
+    count = arguments["draft_token_ids"].shape[0]
+    # As chains of one draft each, that have no bonus rows.
+    chain = arguments | {"cu_num_draft_tokens": torch.arange(count + 1), "bonus_token_ids": True}
+    plain = unfiltered_chain(chain)
+    return {name: value for name, value in plain.items() if name in arguments}
+
+
 def rows(choice: Any, count: int, vocab_size: int, dtype: torch.dtype) -> Tensor:
     """Random rows, many of them with ties."""
     draw = inputs.generator(choice.randrange(2**31))

@@ -10,12 +10,16 @@ from typing import Any
 import filtering
 import inputs
 import torch
+from specdec_ops.rules import Lenience, Margin, Thresholds, TopN, Typical
 from torch import Tensor
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EXTRAS = {"return_logsumexp": True, "return_logprobs": True, "return_accept_probs": True}
-PER_REQUEST = ("temperature", "draft_temperature", "has_draft_law", "seeds", "positions")
+PER_REQUEST = (
+    *("temperature", "draft_temperature", "has_draft_law", "seeds", "positions"),
+    *(prefix + name for prefix in ("", "draft_") for name in filtering.NAMES),
+)
 #: Around the sizes of lanes, octets, chunks and blocks; two of real models.
 VOCAB_SIZES = (1, 2, 7, 8, 33, 64, 255, 256, 257, 1000, 4095, 4096, 4097, 8192, 9001, 32_000, 151_936)
 
@@ -146,6 +150,28 @@ def add_exact_match(arguments: inputs.Arguments, choice: random.Random) -> None:
                 arguments["draft_token_ids"][draft] = best[draft + r]
 
 
+def add_lossy_rule(arguments: inputs.Arguments, choice: random.Random) -> None:
+    """With drafts that are often among the most probable ids, and slots where the rule gives way."""
+    rules = (
+        Lenience(choice.choice((0.1, 0.5, 0.9, 1.0))),
+        Typical(choice.choice((0.0, 0.05, 0.3)), choice.choice((0.0, 0.1, 0.3, 1.0))),
+        TopN(choice.choice((1, 2, 3, 40)), choice.choice((0.01, 0.1, 0.5, 1.0))),
+        Thresholds(choice.choice((0.0, 0.1, 0.3, 1.0)), choice.choice((0.3, 0.8, 1.0))),
+        Margin(choice.choice((0.0, 0.5, 0.9, 0.99))),
+    )
+    arguments["rule"] = choice.choice(rules)
+    rows, ids = arguments["target_logits"], arguments["draft_token_ids"]
+    size = arguments.get("vocab_size", rows.shape[1])
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    for r, (begin, end) in enumerate(itertools.pairwise(cu)):
+        for draft in range(begin, end):
+            if choice.random() < 0.7:
+                row = rows[draft + r, :size].float().nan_to_num(-INF)
+                ids[draft] = row.topk(min(3, size)).indices[choice.randrange(min(3, size))]
+    if choice.random() < 0.5:
+        arguments["rule_mask"] = torch.tensor([choice.random() < 0.7 for _ in ids], dtype=torch.bool)
+
+
 def keep_in_entries(arguments: inputs.Arguments, choice: random.Random) -> None:
     """What belongs to requests among that of others, out of order; draft laws too, or not."""
     batch, cu = arguments["temperature"].shape[0], arguments["cu_num_draft_tokens"].tolist()
@@ -220,6 +246,16 @@ OPTIONS = {
     "bonus_token_ids, accept_rates": (add_accept_rates, add_bonus_token_ids),
     "bonus_token_ids, fly": (add_fly, add_bonus_token_ids),
     **FILTERS,
+    "lossy": (add_lossy_rule,),
+    "bonus_token_ids, lossy": (add_lossy_rule, add_bonus_token_ids),
+    "request_indices, lossy": (add_lossy_rule, keep_in_entries),
+    "filters, lossy": (add_filters, add_lossy_rule),
+    "request_indices, filters, lossy, bonus_token_ids": (
+        add_filters,
+        add_lossy_rule,
+        add_bonus_token_ids,
+        keep_in_entries,
+    ),
     "filters, block": (add_filters, add_block),
     "filters, exact_match": (add_filters, add_exact_match),
     "request_indices, filters, block, bonus_token_ids": (
@@ -278,9 +314,13 @@ def for_sample(
     return arguments, context
 
 
-def for_sample_recovered(seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES) -> tuple[inputs.Arguments, str]:
+def for_sample_recovered(
+    seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES, *, filters: bool = False
+) -> tuple[inputs.Arguments, str]:
     """Arguments of sample_recovered, and what they are."""
     chain, _, context = random_chain(seed, vocab_sizes=vocab_sizes)
+    if filters:
+        add_filters(chain, random.Random(seed))
     counts = chain["cu_num_draft_tokens"].diff().tolist()
     owners = [r for r, count in enumerate(counts) for _ in range(count)]
     arguments = {

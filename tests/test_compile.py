@@ -51,6 +51,9 @@ def test_opcheck_of_sample_recovered(draft_law: str) -> None:
     for name in ("target_logits", "draft_token_ids", "temperature", "cu_num_draft_tokens"):
         del arguments[name]
     torch.library.opcheck(sample_recovered._op, args, arguments)
+    filters = {"top_k": torch.full((5,), 9), "top_p": torch.full((5,), 0.9), "joint_filters": True}
+    of_drafts = {"draft_min_p": torch.full((5,), 0.1)} if draft_law == "logits" else {}
+    torch.library.opcheck(sample_recovered._op, args, {**arguments, **filters, **of_drafts})
 
 
 @pytest.mark.parametrize("vocab_size", [None, 5])

@@ -12,6 +12,7 @@ import random_chains
 import specdec_ops
 import torch
 from random_chains import EXTRAS
+from specdec_ops.rules import TopN, Typical
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -86,9 +87,10 @@ def test_sample_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_sample_recovered_has_the_bits_of_the_cpu(part: int) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_sample_recovered_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, context = random_chains.for_sample_recovered(seed)
+        arguments, context = random_chains.for_sample_recovered(seed, filters=filters)
         here = specdec_ops.sample_recovered(**arguments)
         there = specdec_ops.sample_recovered(**moved(arguments, *((3, 1) if seed % 3 == 0 else (0, 0))))
         assert_same_bits(there, here, context)
@@ -196,6 +198,7 @@ def test_no_call_waits_for_the_device(no_syncs: None) -> None:
         positions=torch.arange(16, device=DEVICE),
     )
     specdec_ops.count_accepted(out.token_ids)
+    specdec_ops.verify_chain(**arguments, rule=Typical())
     indices = (3 * torch.arange(4, device=DEVICE)) % 4
     cache = arguments.pop("draft_logits").unflatten(0, (4, 4))
     specdec_ops.verify_chain(**arguments, draft_logits=cache, request_indices=indices)
@@ -267,6 +270,7 @@ def test_counts_that_nobody_checked_stay_inside_the_tensors() -> None:
         given_bonus,
         {"accept_rates": torch.ones(40, device=DEVICE)},
         {"fly_window_size": 1, "fly_entropy_threshold": 0.0},
+        {"rule": TopN(), "rule_mask": torch.ones(16, dtype=torch.bool, device=DEVICE)},
     ):
         for most in (4, 40):
             for cu in ([0, 9, 3, 99, 16], [-5, -1, 2, 3, 1 << 40], [7, 7, 7, 7, 7], [0, 99, 0, 99, 0]):

@@ -206,6 +206,18 @@ def test_verify_chain_is_that_of_rows_that_were_cut_before(native: Implementatio
         assert margins.all_same_bits(actual, expected), context
 
 
+def test_sample_recovered_is_that_of_rows_that_were_cut_before(native: Implementation) -> None:
+    changed = 0
+    for seed in range(25 if native.name == "cpu-scalar" else 100):
+        arguments, context = random_chains.for_sample_recovered(seed, SMALL, filters=True)
+        actual = native.sample_recovered(**arguments)
+        cut = filtering.unfiltered_drafts(arguments)
+        assert margins.all_same_bits(actual, native.sample_recovered(**cut)), context
+        raw = {name: arguments[name] for name in cut}
+        changed += not margins.all_same_bits(actual, native.sample_recovered(**raw))
+    assert changed >= 10
+
+
 RULES = {
     "block": "block",
     "exact_match": "exact_match",
@@ -227,11 +239,11 @@ def test_under_every_rule_it_is_that_of_rows_that_were_cut_before(native: Implem
         assert margins.all_same_bits(actual, expected), context
 
 
-def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(native: Implementation) -> None:
+def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(implementation: Implementation) -> None:
     """Of 0.6 and 0.4 it sets a bar above 0.4; the ids that are filtered out would lower it."""
     row = torch.tensor([0.6, 0.4, *[0.3] * 200]).log()
     accepted = [
-        native.verify_chain(
+        implementation.verify_chain(
             row.repeat(2, 1),
             torch.tensor([draft]),
             torch.tensor([0, 1]),
@@ -243,6 +255,25 @@ def test_typical_acceptance_takes_the_entropy_of_what_filters_leave(native: Impl
         for draft in (0, 1)
     ]
     assert accepted == [[1], [0]]
+
+
+@pytest.mark.parametrize(("filters", "accepted"), [({}, 1), ({"top_k": 2}, 0), ({"top_k": 1}, 0)], ids=str)
+def test_top_n_takes_the_probabilities_of_what_filters_leave(
+    implementation: Implementation, filters: Filter, accepted: int
+) -> None:
+    """The two most probable ids are 0.2 apart, and 0.25 once they are alone."""
+    row = torch.tensor([0.2, 0.5, 0.3]).log()
+    out = implementation.verify_chain(
+        row.repeat(2, 1),
+        torch.tensor([2]),
+        torch.tensor([0, 1]),
+        rule=rules.TopN(2, 0.22),
+        seeds=1,
+        positions=torch.tensor([0]),
+        **filters,
+    )
+    assert out.num_accepted.tolist() == [accepted]
+    assert out.token_ids[0, 0] == (2 if accepted else 1)
 
 
 def test_gumbel_noise_meets_what_filters_leave(native: Implementation) -> None:
@@ -358,6 +389,45 @@ def test_the_first_token_has_the_filtered_law(native: Implementation, order: str
     law = law_of_chain(native, p, q, **filters, draft_logits=raw.log().float().repeat(n, 1), draft_top_k=3)
     assert (law - expected).abs().max() < 2 / 64
     assert (law[expected == 0] == 0).all()
+
+
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+@pytest.mark.parametrize("draft_law", ["logits", "thresholds", "probs", "one_hot"])
+def test_recovered_tokens_have_the_law_of_what_filters_leave(
+    implementation: Implementation, draft_law: str, order: str
+) -> None:
+    """Each edge of norm([p - q]+), from both sides."""
+    p = torch.tensor([0.30, 0.25, 0.24, 0.11, 0.10], dtype=torch.float64)
+    raw = torch.tensor([0.1, 0.4, 0.2, 0.25, 0.05], dtype=torch.float64)
+    kept_p = torch.where(p >= (0.25 if order == "sequential" else 0.24), p, 0.0)
+    kept_q = torch.where(raw >= 0.2, raw, 0.0)
+    told: Filter = {
+        "logits": {"draft_logits": raw.log().float()[None], "draft_top_k": 3},
+        "thresholds": {"draft_logits": raw.log().float()[None], "draft_thresholds": torch.tensor([-1.7])},
+        "probs": {"draft_probs": (kept_q / kept_q.sum()).float()[None]},
+        "one_hot": {},
+    }[draft_law]
+    for x in (1, 2, 3):
+        q = torch.eye(5, dtype=torch.float64)[x] if draft_law == "one_hot" else kept_q / kept_q.sum()
+        law = (kept_p / kept_p.sum() - q).clamp(min=0)
+        edges = (law / law.sum()).cumsum(0)
+        for v in range(5):
+            for below in (True, False):
+                u = float(edges[v]) + (-1e-5 if below else 1e-5)
+                if not 0 <= u < 1:
+                    continue
+                out = implementation.sample_recovered(
+                    p.log().float()[None],
+                    torch.tensor([x]),
+                    uniforms=torch.tensor([u], dtype=torch.float64),
+                    top_k=3,
+                    top_p=0.6,
+                    filter_order=order,
+                    **told,
+                )
+                assert out.status.tolist() == [Status.OK]
+                token = int(out.token_ids[0])
+                assert law[token] > 0 and (token <= v) == below
 
 
 def test_a_raw_law_of_filtered_drafts_would_be_another(native: Implementation) -> None:
@@ -488,7 +558,7 @@ def test_arguments_are_not_changed(implementation: Implementation) -> None:
 # --- errors -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", ["verify_chain", "sample"])
+@pytest.mark.parametrize("op", ["verify_chain", "sample", "sample_recovered"])
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -508,10 +578,22 @@ def test_errors(op: str, given: Filter, message: str, default_native: Implementa
     chain = inputs.chain([1, 1], 20, "one_hot")
     if op == "sample":
         chain = {"logits": chain["target_logits"][:2], "seeds": 1, "positions": torch.arange(2)}
+    elif op == "sample_recovered":
+        chain = of_drafts_alone(chain)
+        message = message.replace("batch", "num_drafts")
     with pytest.raises(RuntimeError, match=f"{op}: {message}"):
         getattr(default_native, op)(**chain, **given)
 
 
+def of_drafts_alone(chain: inputs.Arguments) -> inputs.Arguments:
+    """For sample_recovered, of chains of one draft each."""
+    left_out = ("cu_num_draft_tokens",)
+    return {n: v for n, v in chain.items() if n not in left_out} | {
+        "target_logits": chain["target_logits"][::2]
+    }
+
+
+@pytest.mark.parametrize("op", ["verify_chain", "sample_recovered"])
 @pytest.mark.parametrize(
     ("law", "given", "message"),
     [
@@ -554,7 +636,13 @@ def test_errors(op: str, given: Filter, message: str, default_native: Implementa
     ],
 )
 def test_errors_of_draft_filters(
-    law: str, given: Filter, message: str, default_native: Implementation
+    op: str, law: str, given: Filter, message: str, default_native: Implementation
 ) -> None:
-    with pytest.raises(RuntimeError, match=f"verify_chain: {message}"):
-        default_native.verify_chain(**inputs.chain([1, 1], 20, law), **given)
+    chain = inputs.chain([1, 1], 20, law)
+    if op == "sample_recovered":
+        chain = of_drafts_alone(chain)
+        message = message.replace("batch", "num_drafts")
+        if "max_requests" in message:  # It takes no laws by request and slot.
+            message = r"draft_thresholds must be \[num_drafts\] with 2 elements, got shape \[2, 0\]"
+    with pytest.raises(RuntimeError, match=f"{op}: {message}"):
+        getattr(default_native, op)(**chain, **given)

@@ -17,6 +17,7 @@ import test_logit_processors
 import test_row_statistics
 import test_token_logprobs
 import torch
+from specdec_ops.rules import Lenience
 
 EMULATED = implementations.Implementation(implementations.EMULATED)
 VOCAB_SIZES = [size for size in random_chains.VOCAB_SIZES if size < 10_000]
@@ -96,6 +97,21 @@ def test_residuals_that_several_ctas_make(law: str, seeds: Seeds) -> None:
 
 @pytest.mark.parametrize("uniforms", [False, True])
 @pytest.mark.parametrize("law", ["logits", "logits_and_logsumexp", "probs"])
+def test_residuals_of_weighted_laws(law: str, uniforms: bool, seeds: Seeds) -> None:
+    """Lenience, with laws so near each other that most attempts fail; with uniforms none is made."""
+    for seed in seeds(40)[:4]:
+        arguments = inputs.chain([2, 1, 3, 12], 9001, law, seed=seed, noise=0.02, uniforms=uniforms)
+        arguments["rule"] = Lenience(0.98)
+        # Below its share of the draft law, so that it is rejected.
+        for r, end in enumerate(arguments["cu_num_draft_tokens"][1:].tolist()):
+            arguments["target_logits"][end - 1 + r, arguments["draft_token_ids"][end - 1]] -= 8.0
+        context = f"seed {seed}, {law}"
+        assert_same_bits("verify_chain", arguments, seed, context)
+        assert_same_bits("verify_chain", {**arguments, "return_logprobs": True, "top_k": 2000}, seed, context)
+
+
+@pytest.mark.parametrize("uniforms", [False, True])
+@pytest.mark.parametrize("law", ["logits", "logits_and_logsumexp", "probs"])
 def test_block_verification_with_a_pass_over_the_rows(law: str, uniforms: bool, seeds: Seeds) -> None:
     """Laws so near each other that most attempts fail; with uniforms none is made."""
     for seed in seeds(40)[:4]:
@@ -129,9 +145,10 @@ def test_thresholds_among_more_ids_than_are_gathered_at_once(seeds: Seeds) -> No
         assert_same_bits("sample", arguments, seed, context)
 
 
-def test_sample_recovered_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_sample_recovered_has_the_bits_of_the_cpu(filters: bool, seeds: Seeds) -> None:
     for seed in seeds(30):
-        arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES)
+        arguments, context = random_chains.for_sample_recovered(seed, VOCAB_SIZES, filters=filters)
         assert_same_bits("sample_recovered", arguments, seed, context)
 
 

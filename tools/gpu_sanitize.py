@@ -13,6 +13,9 @@ import specdec_ops
 import test_cuda_bookkeeping as bookkeeping
 import test_cuda_rows as rows
 import torch
+from specdec_ops.rules import Lenience, Margin, Thresholds, TopN, Typical
+
+LOSSY_RULES = (Lenience(0.5), Typical(), TopN(), Thresholds(0.3, 0.9), Margin(0.5))
 
 
 def options(vocab_size: int, arguments: inputs.Arguments) -> list[inputs.Arguments]:
@@ -34,6 +37,8 @@ def options(vocab_size: int, arguments: inputs.Arguments) -> list[inputs.Argumen
         {**arguments, "rule": "block"},
         {**arguments, **filters, **of_drafts, "rule": "block"},
         {**arguments, "rule": "exact_match"},
+        *({**arguments, "rule": rule} for rule in LOSSY_RULES),
+        *({**arguments, **filters, **of_drafts, "rule": rule} for rule in LOSSY_RULES),
         *([{**arguments, "rule": "exact_match", "sampler": "gumbel"}] if "seeds" in arguments else []),
     ]
 
@@ -79,9 +84,10 @@ def run_chain_ops() -> None:
         request_indices=indices,
         draft_slot=positions,
     )
-    specdec_ops.sample_recovered(
-        logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions
-    )
+    for filters in ({}, {"top_k": 40, "top_p": 0.9, "draft_top_k": 5000}):
+        specdec_ops.sample_recovered(
+            logits, sampled.token_ids, draft_logits=logits + 0.1, seeds=1, positions=positions, **filters
+        )
 
 
 def run_bookkeeping() -> None:

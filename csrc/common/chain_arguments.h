@@ -289,12 +289,6 @@ inline void set_sampler(const Checks& checks, const std::string& sampler, bool h
   params->sampler = Sampler::kGumbel;
 }
 
-/// Of the backends that have no kernels for some of the rules.
-inline void require_rule_of_gpu(const Checks& checks, const ChainParams& params) {
-  checks.require(!is_lossy(params.rule),
-                 "rule must be 'token', 'block' or 'exact_match' for CUDA tensors, got a lossy one");
-}
-
 /// Synthetic acceptance: a rate for each slot.
 inline void set_accept_rates(const Checks& checks, const Tensor& rates, int64_t max_num_draft_tokens,
                              ChainParams* params) {

@@ -29,6 +29,20 @@ inline void require_draft_counts(const Checks& checks, const ChainParams& params
                  at(params.cu_num_draft_tokens, params.batch));
 }
 
+/// Whether the results depend on draft laws, so that somebody must read them.
+inline bool looks_at_draft_laws(const ChainParams& params, bool returns_accept_probs) {
+  switch (params.rule) {
+    case Rule::kExactMatch:
+      return false;
+    case Rule::kTypical:
+    case Rule::kTopN:
+    case Rule::kThresholds:
+      return params.rule_mask || returns_accept_probs;
+    default:
+      return true;
+  }
+}
+
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
     const Tensor& target_logits, const Tensor& draft_token_ids, const Tensor& cu_num_draft_tokens,
@@ -104,8 +118,7 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
   set_filters(checks, {top_k, top_p, min_p}, {"top_k", "top_p", "min_p"}, shapes, &params.filters);
   set_draft_filters(checks, {draft_top_k, draft_top_p, draft_min_p}, draft_thresholds, shapes, &params);
   params.joint_filters = joint_filters;
-  if (params.rule == Rule::kExactMatch) {
-    // It looks at no draft law.
+  if (!looks_at_draft_laws(params, return_accept_probs)) {
     params.draft_law = DraftLawKind::kOneHot;
     params.draft_logsumexp = {};
     params.draft_filters = {};
@@ -231,7 +244,10 @@ std::tuple<Tensor, Tensor> sample_recovered(
     const OptionalTensor& draft_logsumexp, const OptionalTensor& draft_support_ids,
     const OptionalTensor& draft_support_logprobs, const OptionalTensor& draft_temperature,
     const OptionalTensor& has_draft_law, const OptionalTensor& seeds, const OptionalTensor& positions,
-    const OptionalTensor& uniforms, std::optional<int64_t> vocab_size) {
+    const OptionalTensor& uniforms, const OptionalTensor& top_k, const OptionalTensor& top_p,
+    const OptionalTensor& min_p, const OptionalTensor& draft_top_k, const OptionalTensor& draft_top_p,
+    const OptionalTensor& draft_min_p, const OptionalTensor& draft_thresholds, bool joint_filters,
+    std::optional<int64_t> vocab_size) {
   const Checks checks = Backend::checks("sample_recovered", target_logits);
   ChainParams params;
   params.rule = Rule::kRejectAll;
@@ -252,6 +268,9 @@ std::tuple<Tensor, Tensor> sample_recovered(
                 {draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
                  draft_temperature, has_draft_law},
                 shapes, &params);
+  set_filters(checks, {top_k, top_p, min_p}, {"top_k", "top_p", "min_p"}, shapes, &params.filters);
+  set_draft_filters(checks, {draft_top_k, draft_top_p, draft_min_p}, draft_thresholds, shapes, &params);
+  params.joint_filters = joint_filters;
   set_seeds(checks, seeds, positions, shapes, "[num_drafts]", &params);
   checks.require(!seeds || !uniforms, "seeds and uniforms must be at most one, got both");
   if (uniforms) {

@@ -196,20 +196,20 @@ __device__ __forceinline__ bool Judge<kVariant>::passes(const BlockSlot& slot, d
   return accepted;
 }
 
-/// P * p in the place of p in the selected slot; returns p's law.
+/// A multiple of p in the place of p in slot begin_ + i; returns p's law.
 template <Variant kVariant>
-__device__ __forceinline__ RowLaw Judge<kVariant>::scale_law(double chance) {
-  const RowLaw law = s_.laws[0];
+__device__ __forceinline__ RowLaw Judge<kVariant>::scale_law(double factor, int i) {
+  const RowLaw law = s_.laws[i];
   __syncthreads();
-  if (thread() == 0) s_.laws[0].log2_total = law.log2_total - log2_f64(chance);
+  if (thread() == 0) s_.laws[i].log2_total = law.log2_total - log2_f64(factor);
   __syncthreads();
   return law;
 }
 
 template <Variant kVariant>
-__device__ __forceinline__ void Judge<kVariant>::restore_law(const RowLaw& law) {
+__device__ __forceinline__ void Judge<kVariant>::restore_law(const RowLaw& law, int i) {
   __syncthreads();
-  if (thread() == 0) s_.laws[0] = law;
+  if (thread() == 0) s_.laws[i] = law;
   __syncthreads();
 }
 

@@ -302,7 +302,7 @@ Plan plan_of(const ChainParams& params) {
   plan.may_be_quick =
       params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
       !params.final_uniforms && params.fly_window_size == 0 && !has_other_rules(params) &&
-      plan.num_blocks <= kBlocksAtOnce &&
+      !is_lossy(params.rule) && plan.num_blocks <= kBlocksAtOnce &&
       (params.draft_law == DraftLawKind::kOneHot || params.draft_law == DraftLawKind::kLogits);
   return plan;
 }
@@ -331,7 +331,7 @@ DeviceFacts ask_device(int device) {
   facts.dynamic_shared = static_cast<size_t>(shared - kStaticShared);
   for (auto* kernel : {read_rows<false>, read_rows<true>, filter_rows, judge_requests<Variant::kPlain>,
                        judge_requests<Variant::kFilters>, judge_requests<Variant::kLooksAhead>,
-                       judge_requests<Variant::kOtherRules>}) {
+                       judge_requests<Variant::kOtherRules>, judge_requests<Variant::kLossyRules>}) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
     if (facts.error == cudaSuccess) facts.error = error;
@@ -361,6 +361,7 @@ void choose_unit(Plan& plan, int warps_on_device) {
 auto judge_of(const Plan& plan) {
   if (plan.params.fly_window_size > 0) return judge_requests<Variant::kLooksAhead>;
   if (has_other_rules(plan.params)) return judge_requests<Variant::kOtherRules>;
+  if (is_lossy(plan.params.rule)) return judge_requests<Variant::kLossyRules>;
   return plan.has_cut_rows() ? judge_requests<Variant::kFilters> : judge_requests<Variant::kPlain>;
 }
 

@@ -13,7 +13,6 @@ struct Backend {
   static Checks checks(const char* op, const Tensor& first) { return Checks(op, first); }
 
   static void run(const Checks& checks, const ChainParams& params, const Tensor& beside) {
-    require_rule_of_gpu(checks, params);
     checks.require(params.vocab_size <= kLargestVocabSize, "vocab_size must be at most ", kLargestVocabSize,
                    " on a GPU, got ", params.vocab_size);
     const DeviceScope scope(beside);

@@ -10,7 +10,8 @@ namespace specdec_ops::cuda {
 /// What to draw from where no further draft is accepted.
 enum class Final : int32_t { kTarget, kTargetWithoutDraft, kSupportResidual, kDenseResidual };
 
-enum class Outcome : int32_t { kAccepted, kEnds, kDraws, kUnsure };
+/// kAsksRow: what is not known of the row decides.
+enum class Outcome : int32_t { kAccepted, kEnds, kDraws, kUnsure, kAsksRow };
 
 /// What a judge must be able to do. Each is a kernel of its own, so that the others' registers are not its.
 /// All but the plain one know that rows may be cut.
@@ -19,8 +20,10 @@ enum class Variant {
   kFilters,
   /// FLy.
   kLooksAhead,
-  /// Rules other than token level and synthetic rates, and Gumbel noise.
+  /// Block verification and exact match, and Gumbel noise.
   kOtherRules,
+  /// Rules that bend the law of what is emitted.
+  kLossyRules,
 };
 
 struct FoundToken;
@@ -58,8 +61,10 @@ struct Scratch {
   union {
     /// While a token is drawn.
     PickScratch pick[kMostJudgingWarps];
-    /// While an entropy is found.
+    /// While the largest logits of a row are found.
     float largest[kMostJudgingWarps][kMaxEntropyTopK];
+    /// While larger logits are counted.
+    int64_t counts[kMostJudgingWarps];
     /// While a token is drawn by noise.
     ScoredId scored[kMostJudgingWarps];
     /// While a sparse draft law is taken away from the target's.
@@ -114,11 +119,11 @@ static __device__ __noinline__ PhiloxBlock words_out_of_line(int64_t seed, Strea
   return random_words(seed, stream, slot, position);
 }
 
-/// Entropy of a row over its most probable ids (entropy_of_largest), by the whole CTA: each warp finds the
-/// largest logits of a part of the blocks. Out of line, for few calls come this way.
-static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, const BlockStats* stats,
-                                                 const RowLaw& law, uint4* stage, Scratch& scratch) {
-  const int top_k = plan.params.fly_entropy_top_k;
+/// The largest logits of a row, in the first warp, by the whole CTA: each warp finds those of a part of the
+/// blocks.
+static __device__ __forceinline__ LargestLogitsOfWarp find_largest(const Plan& plan, const RowRef& row,
+                                                                   const BlockStats* stats, int top_k,
+                                                                   uint4* stage, Scratch& scratch) {
   LargestLogitsOfWarp maxima(top_k), largest(top_k);
 #pragma unroll 1
   for (int first = 0; first < plan.num_blocks; first += kWarpSize) {
@@ -143,6 +148,17 @@ static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, c
         largest.offer(scratch.largest[warp][first + lane_index()]);
       }
     }
+  }
+  return largest;
+}
+
+/// Entropy of a row over its most probable ids (entropy_of_largest), by the whole CTA. Out of line, for few
+/// calls come this way.
+static __device__ __noinline__ void find_entropy(const Plan& plan, RowRef row, const BlockStats* stats,
+                                                 const RowLaw& law, uint4* stage, Scratch& scratch) {
+  const LargestLogitsOfWarp largest =
+      find_largest(plan, row, stats, plan.params.fly_entropy_top_k, stage, scratch);
+  if (warp_index() == 0) {
     const double entropy = largest.entropy(law);
     if (lane_index() == 0) scratch.entropy = entropy;
   }
@@ -187,6 +203,7 @@ class Judge {
   static constexpr bool kFilters = kVariant != Variant::kPlain;
   static constexpr bool kLooksAhead = kVariant == Variant::kLooksAhead;
   static constexpr bool kHasOtherRules = kVariant == Variant::kOtherRules;
+  static constexpr bool kIsLossy = kVariant == Variant::kLossyRules;
 
   __device__ __forceinline__ Judge(const Plan& plan, const Request& request, uint4* stage, Scratch& scratch,
                                    double* masses)
@@ -217,7 +234,12 @@ class Judge {
   __device__ __forceinline__ void run_residual(int slot) {
     begin_ = slot;
     end_ = slot + 1;
-    take_laws_of_residual();
+    if constexpr (kIsLossy) {
+      // What was left behind may be weighted.
+      select(slot);
+    } else {
+      take_laws_of_residual();
+    }
     end_at(0, {Outcome::kDraws, Final::kDenseResidual, Status::kOk, __builtin_nanf(""), -1, -1}, true);
   }
 
@@ -241,8 +263,14 @@ class Judge {
   __device__ __forceinline__ void end_at(int last, const Verdict verdict, bool has_residual) {
     Status status = verdict.status;
     if (verdict.outcome == Outcome::kDraws) {
-      const int64_t token = draw(last, verdict, has_residual, &status);
-      if (token < 0) return queue_residual(last);
+      int64_t token;
+      if constexpr (kIsLossy) {
+        token = draw_weighted(last, verdict, has_residual, &status);
+      } else {
+        token = draw(last, verdict, has_residual, &status);
+        if (token < 0) queue_residual(last);
+      }
+      if (token < 0) return;
       if (thread() == 0) emit_with_logprob(last, token);
     }
     finish(begin_ + last, status);
@@ -286,8 +314,8 @@ class Judge {
     draft.x = at(params_.draft_token_ids, request_.first_draft + slot);
     const bool is_synthetic = params_.rule == Rule::kSynthetic;
     // The coin is found while the draft is on its way.
-    if (is_synthetic ||
-        (!request_.greedy && params_.rule == (kHasOtherRules ? Rule::kBlock : Rule::kTokenLevel))) {
+    if (is_synthetic || (!request_.greedy &&
+                         (kIsLossy || params_.rule == (kHasOtherRules ? Rule::kBlock : Rule::kTokenLevel)))) {
       draft.coin =
           params_.accept_uniforms
               ? at(params_.accept_uniforms, request_.first_draft + slot)
@@ -296,7 +324,7 @@ class Judge {
     }
     draft.valid = draft.x >= 0 && draft.x < params_.vocab_size;
     if (!draft.valid) draft.wins = false;
-    if (draft.valid && !request_.greedy) {
+    if (draft.valid && (kIsLossy || !request_.greedy)) {
       draft.target = element(whole_target_row(slot), draft.x);
       if (request_.has_law && plan_.has_dense_law) draft.draft = element(whole_draft_row(slot), draft.x);
     }
@@ -461,7 +489,7 @@ class Judge {
   static constexpr double kQuickSumMargin = 6e-6, kSumMargin = 1e-12, kScaledIdMargin = 1e-6;
 
   __device__ __forceinline__ bool may_be_quick() const {
-    return !kLooksAhead && !kHasOtherRules && plan_.may_be_quick && !request_.greedy;
+    return !kLooksAhead && !kHasOtherRules && !kIsLossy && plan_.may_be_quick && !request_.greedy;
   }
 
   __device__ __forceinline__ float quick_prob(const QuickLaw& law, float scale, float x) const {
@@ -758,6 +786,7 @@ class Judge {
       } else {
         verdict.token = s_.argmax[i];
       }
+      if (kIsLossy && draft.valid && has_lossy_rule(i)) bend_verdict(draft, &verdict);
       return verdict;
     }
     verdict.outcome = Outcome::kDraws;
@@ -769,12 +798,13 @@ class Judge {
       return verdict;
     }
     if (draft.valid) judge_draft(draft, &verdict);
+    if (kIsLossy && draft.valid && has_lossy_rule(i)) bend_verdict(draft, &verdict);
     return verdict;
   }
 
   /// Whether a valid draft is accepted, which `by_law` says where the target's law decides.
   __device__ __forceinline__ bool accepts(const Draft& draft, bool by_law) const {
-    if (kHasOtherRules) return by_law;
+    if (kHasOtherRules || kIsLossy) return by_law;
     return draft.wins || (params_.rule == Rule::kTokenLevel && by_law);
   }
 
@@ -782,8 +812,10 @@ class Judge {
   __device__ __forceinline__ void judge_draft(const Draft& draft, Verdict* verdict) const {
     const int i = own_slot();
     const double p = exp2_out_of_line(s_.laws[i].log2_prob(draft.target));
+    double weighted = p;
+    if constexpr (kIsLossy) weighted = p * weight_of_target(i);
     // No q is above 1: a coin below p accepts whatever q is.
-    const bool accepted = accepts(draft, draft.coin < p);
+    const bool accepted = accepts(draft, draft.coin < weighted);
     if (accepted) verdict->outcome = Outcome::kAccepted;
     if (!request_.has_law) {
       verdict->final = Final::kTargetWithoutDraft;
@@ -801,7 +833,9 @@ class Judge {
     verdict->final =
         params_.draft_law == DraftLawKind::kSupport ? Final::kSupportResidual : Final::kDenseResidual;
     verdict->accept_prob = static_cast<float>(p < q ? p / q : 1.0);
-    if (params_.rule == Rule::kTokenLevel && draft.coin * q < p) verdict->outcome = Outcome::kAccepted;
+    if ((kIsLossy || params_.rule == Rule::kTokenLevel) && draft.coin * q < weighted) {
+      verdict->outcome = Outcome::kAccepted;
+    }
   }
 
   /// q(x) of a draft that has a law; NaN where that law is not usable or cannot have produced x.
@@ -879,6 +913,7 @@ class Judge {
       if (has_slot()) s_.verdicts[own_slot()] = verdict_of(draft);
       __syncthreads();
       if constexpr (kHasOtherRules) match_slots(count);
+      if constexpr (kIsLossy) ask_rows(count);
 
       int last = 0;
 #pragma unroll 1
@@ -967,14 +1002,25 @@ class Judge {
   __device__ double block_number(int s, int number) const;
   __device__ bool thins_in_chain(int s, const BlockSlot& slot, FoundToken* found);
   __device__ bool passes(const BlockSlot& slot, double coin, const TokenDraw& token, FoundToken* found);
-  __device__ RowLaw scale_law(double chance);
-  __device__ void restore_law(const RowLaw& law);
+  __device__ RowLaw scale_law(double factor, int i = 0);
+  __device__ void restore_law(const RowLaw& law, int i = 0);
   __device__ double mass_beyond_support(double chance);
   __device__ bool recover_in_chain(int accepted, FoundToken* found);
   __device__ void end_chain(int end);
   __device__ __forceinline__ BlockSlot* block_slot(int64_t slot) const {
     return plan_.block_slots + request_.first_draft + slot;
   }
+
+  // ---- Lossy rules, in lossy_rules.cuh ----
+
+  __device__ bool has_lossy_rule(int i) const;
+  __device__ double weight_of_target(int i) const;
+  __device__ void bend_verdict(const Draft& draft, Verdict* verdict) const;
+  __device__ bool is_within(float logit, float largest, double part) const;
+  __device__ void ask_rows(int count);
+  __device__ bool row_accepts(int i, int64_t x);
+  __device__ int64_t argmax_by_first_warp(int i);
+  __device__ int64_t draw_weighted(int i, const Verdict& verdict, bool has_residual, Status* status);
 
   // ---- Drawing ----
 
@@ -1302,3 +1348,4 @@ class Judge {
 }  // namespace specdec_ops::cuda
 
 #include "cuda/block_rule.cuh"
+#include "cuda/lossy_rules.cuh"

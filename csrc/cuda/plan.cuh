@@ -222,10 +222,10 @@ __device__ __forceinline__ float threshold_of_draft(const Plan& plan, const Requ
                                           : kMasked;
 }
 
-/// FLy asks for the entropy of greedy rows too.
+/// FLy asks for the entropy of greedy rows too, and TopN for their probabilities.
 __device__ __forceinline__ bool needs_law(const ChainParams& params, const Request& request) {
   return !request.greedy || params.logsumexp != nullptr || params.logprobs != nullptr ||
-         params.fly_window_size > 0;
+         params.fly_window_size > 0 || params.rule == Rule::kTopN;
 }
 
 __device__ __forceinline__ BlockRef block_of(const ChainParams& params, const RowRef& row, int block) {

@@ -213,13 +213,20 @@ class _Inputs:
             "max_num_draft_tokens": self.num_slots,
         }
 
-    def filters(self) -> Arguments:
+    def filters(self, size: int) -> Arguments:
         return {
-            "top_k": self.ids(self.batch).add(3),
-            "top_p": self.float32(self.batch).mul(0.9),
-            "min_p": self.float32(self.batch).mul(0.1),
+            "top_k": self.ids(size).add(3),
+            "top_p": self.float32(size).mul(0.9),
+            "min_p": self.float32(size).mul(0.1),
             "filter_order": "joint",
         }
+
+    def draft_filters(self, size: int, law: Arguments) -> Arguments:
+        """What masks the logits of a draft law that has some."""
+        if "draft_logsumexp" in law:
+            return {"draft_thresholds": self.float32(self.num_drafts)}
+        filters = self.filters(size) if "draft_logits" in law else {}
+        return {f"draft_{name}": value for name, value in filters.items() if name != "filter_order"}
 
     def seeds(self, size: int) -> Arguments:
         seeds = torch.arange(size, device=self.device)
@@ -260,7 +267,7 @@ _RULES: dict[str, Callable[[_Inputs], Arguments]] = {
     "block": lambda inputs: {"rule": "block"},
     "exact_match": lambda inputs: {"rule": "exact_match"},
     "lossy": lambda inputs: {"rule": Typical()},
-    "filters": lambda inputs: inputs.filters(),
+    "filters": lambda inputs: inputs.filters(inputs.batch),
 }
 
 
@@ -292,11 +299,8 @@ def _verify_chain_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Argum
             options["sampler"] = "gumbel"
         if rule == "lossy":
             options["rule_mask"] = inputs.flags(num_drafts)
-        if rule == "filters" and "draft_logsumexp" in law:
-            options["draft_thresholds"] = inputs.float32(num_drafts)
-        elif rule == "filters" and "draft_logits" in law:
-            of_drafts = inputs.filters()
-            options |= {f"draft_{name}": of_drafts[name] for name in ("top_k", "top_p", "min_p")}
+        if rule == "filters":
+            options |= inputs.draft_filters(batch, law)
         for chosen in _none_each_all(options, inputs):
             rows = logits[:num_drafts] if "bonus_token_ids" in chosen else logits
             yield {"target_logits": rows, **inputs.chain(), **drawn, **law, **_RULES[rule](inputs), **chosen}
@@ -311,7 +315,7 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         seeds | {"draft_slot": inputs.ids(inputs.batch)},
         {"uniforms": inputs.reals(inputs.batch)},
         *([seeds | {"sampler": "gumbel"}] if "exact_match" in rules else []),
-        *([seeds | inputs.filters()] if "filters" in rules else []),
+        *([seeds | inputs.filters(inputs.batch)] if "filters" in rules else []),
     ):
         options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
         for chosen in _none_each_all(options, inputs):
@@ -332,8 +336,14 @@ def _sample_recovered_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[A
     )
     rows = {"target_logits": inputs.logits(num_drafts), "draft_token_ids": inputs.ids(num_drafts)}
     for drawn, (law, law_options) in itertools.product(draws, _draft_laws(inputs, num_drafts)):
-        for chosen in _none_each_all(law_options | {"vocab_size": inputs.vocab_size}, inputs):
+        options = law_options | {"vocab_size": inputs.vocab_size}
+        for chosen in _none_each_all(options, inputs):
             yield {**rows, **drawn, **law, **chosen}
+        if "filters" not in rules:
+            continue
+        filters = inputs.filters(num_drafts)
+        for chosen in _none_each_all(options | inputs.draft_filters(num_drafts, law), inputs):
+            yield {**rows, **drawn, **law, **filters, **chosen}
 
 
 def _count_accepted_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:

@@ -20,7 +20,6 @@ struct Backend {
   static Checks checks(const char* op, const Tensor& first) { return Checks(op, first); }
 
   static void run(const Checks& checks, const ChainParams& params, const Tensor&) {
-    specdec_ops::require_rule_of_gpu(checks, params);
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     emulation::Workspace workspace(specdec_ops::cuda::chain_workspace_size(params));

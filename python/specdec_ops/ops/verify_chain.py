@@ -191,7 +191,7 @@ def verify_chain(
             tokens are then those of plain sampling with the same seed, whatever is drafted. With uniforms,
             those of a slot draw its token. Or a lossy rule, one of :mod:`specdec_ops.rules`, such as
             ``Typical()``: **the emitted tokens then do not follow the target law.** Others than ``"token"``
-            not with ``accept_rates`` or FLy; lossy rules on the CPU alone.
+            not with ``accept_rates`` or FLy.
         rule_mask: ``[num_drafts]`` bool, with a lossy rule: drafts where it is False are judged at token
             level. Default: all True.
         sampler: ``"inverse_cdf"`` (default); or ``"gumbel"``, with ``rule="exact_match"`` and seeds alone:
