@@ -75,10 +75,11 @@ def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, part: int
 
 
 @pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("law", [False, True])
 @pytest.mark.parametrize("filters", [False, True])
-def test_sample_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
+def test_sample_has_the_bits_of_the_cpu(filters: bool, law: bool, part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, context = random_chains.for_sample(seed, filters=filters)
+        arguments, context = random_chains.for_sample(seed, filters=filters, law=law)
         here = specdec_ops.sample(**arguments)
         choice = random.Random(seed)
         there = specdec_ops.sample(**moved(arguments, choice.choice((0, 3)), choice.choice((0, 1))))

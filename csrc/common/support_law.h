@@ -10,9 +10,9 @@ namespace specdec_ops {
 
 constexpr int kLargestLawSize = 64;
 
-/// log2 of what an id weighs relative to the largest logit of the row.
+/// log2 of what an id weighs relative to the largest logit of the row. Not -0, whichever zero that is.
 SPECDEC_HOST_DEVICE double log2_support_weight(float x, float max, float scale) {
-  return (static_cast<double>(x) - static_cast<double>(max)) * static_cast<double>(scale);
+  return (static_cast<double>(x) - static_cast<double>(max)) * static_cast<double>(scale) + 0.0;
 }
 
 /// The natural logarithm of a probability.

@@ -14,7 +14,6 @@ struct Backend {
 
   static void run(const Checks& checks, const ChainParams& params, const Tensor& beside) {
     require_rule_of_gpu(checks, params);
-    checks.require(params.law_size == 0, "law_size must be None for CUDA tensors, got ", params.law_size);
     checks.require(params.vocab_size <= kLargestVocabSize, "vocab_size must be at most ", kLargestVocabSize,
                    " on a GPU, got ", params.vocab_size);
     const DeviceScope scope(beside);

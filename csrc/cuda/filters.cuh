@@ -20,7 +20,7 @@ constexpr int kMostGathered = 1024;
 struct FilterScratch {
   int64_t masses_of_ids[kMostGathered];
   float values[kMostGathered];
-  int32_t blocks[kMostGathered];
+  int32_t ids[kMostGathered];
   uint32_t num_found;
   float result;
 };
@@ -60,20 +60,18 @@ class RowFilter {
       non_finite |= of_block.sum != of_block.sum;
     }
     max_ = warp_max(max_);
-    has_law_ = !__any_sync(kAllLanes, non_finite) && max_ > kMasked;
+    non_finite_ = __any_sync(kAllLanes, non_finite);
   }
+
+  __device__ RowMax row_max() const { return {max_, non_finite_}; }
+  __device__ bool has_law() const { return !non_finite_ && max_ > kMasked; }
 
   /// The threshold of the row by its filters; -inf where there is nothing to filter.
   __device__ float find_threshold(const Filters& filters, bool joint) {
-    if (!has_law_) return kMasked;
+    if (!has_law()) return kMasked;
     float threshold = kMasked;
     if (filters.min_p > 0.0) threshold = min_p_threshold(max_, scale_, filters.min_p);
-    if (filters.top_k > 0) {
-      is_of_mass_ = false;
-      wanted_count_ = filters.top_k;
-      count_ = 0;
-      threshold = larger(threshold, search(lowest(threshold), guess_of_top_k(filters.top_k)));
-    }
+    if (filters.top_k > 0) threshold = larger(threshold, top_k_threshold(filters.top_k, threshold));
     if (filters.top_p < 1.0) {
       is_of_mass_ = true;
       weigh_blocks();
@@ -94,6 +92,49 @@ class RowFilter {
     return threshold + 0.0f;
   }
 
+  /// The threshold of a row that holds a law, raised so that fewer than `size` ids are above it.
+  __device__ float cut_to_size(float threshold, int64_t size) {
+    return larger(threshold, top_k_threshold(size, threshold)) + 0.0f;
+  }
+
+  /// The least logit of what a threshold keeps, at least.
+  __device__ static float lowest(float threshold) { return threshold > -FLT_MAX ? threshold : -FLT_MAX; }
+
+  /// Gathers the ids above `floor`, of which there are fewer than `wanted`, and of those at it the lowest, so
+  /// that there are `wanted` in all or somewhat more; returns how many there are.
+  __device__ uint32_t gather_largest(float floor, int wanted) {
+    // Those at the floor count below `end`.
+    const auto vocab_size = static_cast<int32_t>(plan_.params.vocab_size);
+    int32_t end = vocab_size, too_low = 0, too_high = vocab_size;
+#pragma unroll 1
+    for (;;) {
+      const uint32_t found =
+          gather_if(floor, [&](float x, int32_t id) { return x > floor || (x == floor && id < end); });
+      if (found > kMostGathered) {
+        too_high = end;
+      } else if (found < static_cast<uint32_t>(wanted) && end < vocab_size) {
+        too_low = end;
+      } else {
+        return found;
+      }
+      end = too_low + (too_high - too_low) / 2;
+    }
+  }
+  __device__ const FilterScratch& gathered() const { return s_; }
+
+  /// The sum of the weights of the row, which holds a law, relative to its maximum: row_law_from_blocks.
+  __device__ double total_weight() {
+    if (!has_law()) return 0.0;
+    weigh_blocks();
+    double total = 0.0;
+#pragma unroll 1
+    for (int block = 0; block < plan_.num_blocks; ++block) {
+      const float sum = load_stats(stats_ + block).sum;
+      if (sum > 0.0f) total = fma64(static_cast<double>(sum), weights_[block], total);
+    }
+    return total;
+  }
+
   /// Puts the statistics of what a threshold leaves in place of the row's.
   __device__ void keep(float threshold) {
     __syncthreads();  // everybody is done with those of the whole row
@@ -106,7 +147,7 @@ class RowFilter {
         const Exp2 exp2(whole.max, scale_);
         float sums[kOctet] = {};
         // A thread's part is what its lanes add up; weights of 0 change no sum.
-        visit_part(block, threshold, [&](const float (&x)[kOctet]) {
+        visit_part(block, threshold, [&](const float (&x)[kOctet], int32_t) {
 #pragma unroll
           for (int j = 0; j < kOctet; ++j) {
             if (!(x[j] >= threshold)) continue;
@@ -123,11 +164,19 @@ class RowFilter {
   }
 
  private:
-  __device__ static float lowest(float threshold) { return threshold > -FLT_MAX ? threshold : -FLT_MAX; }
   __device__ static float larger(float a, float b) { return b > a ? b : a; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
 
-  /// Calls visit with the thread's part of a block, eight ids at a time, if it reaches up to `floor`.
+  /// The largest logit with `k` ids from it on; -inf if there is none at or above the threshold.
+  __device__ float top_k_threshold(int64_t k, float threshold) {
+    is_of_mass_ = false;
+    wanted_count_ = k;
+    count_ = 0;
+    return search(lowest(threshold), guess_of_top_k(k));
+  }
+
+  /// Calls visit with the thread's part of a block, eight ids at a time and the first of these, if it reaches
+  /// up to `floor`.
   template <class Visit>
   __device__ __forceinline__ void visit_part(int block, float floor, const Visit& visit) {
     if (!(__ldcg(part_maxima_ + block * kWarpSize + lane_index()) >= floor)) return;
@@ -136,31 +185,38 @@ class RowFilter {
 #pragma unroll 4
     for (int r = 0; r < rows; ++r) {
       float x[kOctet];
-      load_octet(row_, ref.begin + r * kNumLanes + lane_index() * kOctet, ref.begin + ref.size, kMasked, x);
-      visit(x);
+      const int64_t first = ref.begin + r * kNumLanes + lane_index() * kOctet;
+      load_octet(row_, first, ref.begin + ref.size, kMasked, x);
+      visit(x, static_cast<int32_t>(first));
     }
   }
 
   /// Gathers the ids in [floor, below), kMostGathered of them at most; returns how many there are.
   __device__ uint32_t gather(float floor, float below) {
+    return gather_if(floor, [&](float x, int32_t) { return x >= floor && x < below; });
+  }
+
+  /// The same of the ids that keeps(logit, id) holds for, none of them below `floor`.
+  template <class Keeps>
+  __device__ __forceinline__ uint32_t gather_if(float floor, const Keeps& keeps) {
     __syncthreads();
     if (thread() == 0) s_.num_found = 0;
     __syncthreads();
 #pragma unroll 1
     for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
       if (!(load_stats(stats_ + block).max >= floor)) continue;
-      visit_part(block, floor, [&](const float (&x)[kOctet]) {
+      visit_part(block, floor, [&](const float (&x)[kOctet], int32_t first) {
         uint32_t num_found = 0;
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) num_found += x[j] >= floor && x[j] < below ? 1 : 0;
+        for (int j = 0; j < kOctet; ++j) num_found += keeps(x[j], first + j) ? 1 : 0;
         if (num_found == 0) return;
         uint32_t place = atomicAdd(&s_.num_found, num_found);
 #pragma unroll
         for (int j = 0; j < kOctet; ++j) {
-          if (!(x[j] >= floor && x[j] < below)) continue;
+          if (!keeps(x[j], first + j)) continue;
           if (place < kMostGathered) {
             s_.values[place] = x[j];
-            s_.blocks[place] = block;
+            s_.ids[place] = first + j;
           }
           ++place;
         }
@@ -191,7 +247,7 @@ class RowFilter {
       const float block_max = load_stats(stats_ + block).max;
       int64_t mass = 0;
       if (block_max >= floor) {
-        visit_part(block, floor, [&](const float (&x)[kOctet]) {
+        visit_part(block, floor, [&](const float (&x)[kOctet], int32_t) {
 #pragma unroll
           for (int j = 0; j < kOctet; ++j) mass += x[j] >= floor ? mass_of(x[j], block_max, scale_) : 0;
         });
@@ -235,12 +291,14 @@ class RowFilter {
     }
     if (found > kMostGathered) return find_masses(floor);
     for (uint32_t i = threadIdx.x; i < found; i += num_threads()) {
-      const int block = s_.blocks[i];
+      const int block = block_of_gathered(i);
       s_.masses_of_ids[i] = mass_of(s_.values[i], load_stats(stats_ + block).max, scale_);
       add_mass(block, s_.masses_of_ids[i]);
     }
     __syncthreads();
   }
+
+  __device__ int block_of_gathered(uint32_t i) const { return s_.ids[i] / kBlockSize; }
 
   __device__ void add_mass(int block, int64_t mass) {
     atomicAdd(reinterpret_cast<unsigned long long*>(masses_ + block), static_cast<unsigned long long>(mass));
@@ -259,7 +317,7 @@ class RowFilter {
     }
     __syncwarp();
     for (uint32_t i = lane_index(); i < found; i += kWarpSize) {
-      if (order_of(s_.values[i]) >= order) add_mass(s_.blocks[i], s_.masses_of_ids[i]);
+      if (order_of(s_.values[i]) >= order) add_mass(block_of_gathered(i), s_.masses_of_ids[i]);
     }
     __syncwarp();
     const bool result = holds();
@@ -389,7 +447,7 @@ class RowFilter {
   int64_t* masses_above_;
   double* weights_;
   float max_ = kMasked;
-  bool has_law_ = false;
+  bool non_finite_ = false;
   bool is_of_mass_ = false;
   int64_t wanted_count_ = 0, count_ = 0, count_above_ = 0;
   double wanted_mass_ = 0.0;
