@@ -400,6 +400,7 @@ def test_ties_at_the_cut_go_to_the_lowest_ids(
     """Thousands of them, with a few larger ones at the end; 0.0 and -0.0 tie."""
     logits = torch.zeros(2, vocab_size, dtype=dtype)
     logits[0, ::2] = -0.0
+    logits[1] = -0.0
     logits[:, vocab_size - 3 :: 2] = torch.tensor([1.0, 2.0], dtype=dtype)
     logits[1, : vocab_size // 2] = -1.0
     out = implementation.sample(logits, seeds=1, positions=torch.arange(2), law_size=6)

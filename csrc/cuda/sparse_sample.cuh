@@ -102,7 +102,7 @@ class SparseSample {
 #pragma unroll 1
     for (int place = 0; place < count; ++place) {
       const double prob = probs.at_place(place);
-      // If rounding leaves no id, the last one with a probability stays chosen.
+      // A uniform past the sum leaves no id: the last one with a probability stays chosen.
       if (prob > 0.0) chosen = place;
       prefix = prefix + prob;
       if (prefix > threshold) break;

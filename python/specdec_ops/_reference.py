@@ -209,7 +209,7 @@ def keep_largest_(logits: Tensor, temperature: float, vocab_size: int, count: in
     x = logits[:vocab_size].detach().to("cpu", torch.float64).numpy()
     order = np.argsort(-x, kind="stable")
     logits[torch.from_numpy(order[count:])] = -math.inf
-    return float(x[order[count - 1]]) if count <= vocab_size else -math.inf
+    return float(x[order[count - 1]]) + 0.0 if count <= vocab_size else -math.inf
 
 
 class SupportLaw(NamedTuple):

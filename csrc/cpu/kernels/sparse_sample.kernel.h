@@ -111,7 +111,7 @@ struct SparseSample {
     double prefix = 0.0;
     int chosen = 0;
     for (int i = 0; i < count; ++i) {
-      // If rounding leaves no id, the last one with a probability stays chosen.
+      // Were none left past the threshold, the last one with a probability would stay chosen.
       if (probs[i] > 0.0) chosen = i;
       prefix = prefix + probs[i];
       if (prefix > threshold) break;
