@@ -95,6 +95,12 @@ ROWS = (
     Case(16, 0, Draft.GREEDY),
     Case(64, 0, Draft.ONE_HOT, vocab_size=32_000),
 )
+#: Of these `sample` draws from a few ids and hands over their law.
+LIKELIEST = (
+    Case(1, 0, Draft.ONE_HOT),
+    Case(16, 0, Draft.ONE_HOT),
+    Case(16, 0, Draft.ONE_HOT, torch.bfloat16),
+)
 RECOVERED = (
     Case(1, 3, Draft.DENSE),
     Case(16, 3, Draft.DENSE),

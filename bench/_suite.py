@@ -13,7 +13,7 @@ from torch import Tensor
 
 OURS = "specdec_ops"
 READ_LOOP = "read loop"
-#: The same call without filters.
+#: The same call without filters, or without a size of the law.
 PLAIN = "plain"
 
 Calls = Mapping[str, Sequence[Call]]

@@ -16,7 +16,7 @@ us        specdec_ops: mean over input sets of the median over repeats
 read us   the read loop on the bytes that must be touched, and its GB/s
 /read     specdec_ops over the read loop
 block     block verification over specdec_ops
-/plain    a call with filters over the same call without
+/plain    a call with filters, or with law_size, over the same call without
 x...      how many times faster specdec_ops is than
   vllm          rejection_sample alone: its scaled float32 logits, draft probabilities and bonus tokens made
                 beforehand (other ops: the same from logits)

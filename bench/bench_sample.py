@@ -10,14 +10,13 @@ import _vllm
 import pytest
 import specdec_ops
 import torch
-from _cases import ROWS, Case, Inputs
-from _interleave import Call
-from _suite import OURS, Calls, Suite
+from _cases import LIKELIEST, ROWS, Case, Inputs
+from _suite import OURS, PLAIN, Calls, Suite
 from specdec_ops.ops.sample import _reference_sample
 from torch import Tensor
 
 
-def specdec(inputs: Inputs) -> Call:
+def specdec(inputs: Inputs) -> Callable[..., specdec_ops.SampleOutput]:
     return functools.partial(
         specdec_ops.sample,
         inputs.target_logits,
@@ -25,6 +24,10 @@ def specdec(inputs: Inputs) -> Call:
         seeds=inputs.seeds,
         positions=inputs.positions,
     )
+
+
+def from_the_likeliest(inputs: Inputs) -> Callable[..., specdec_ops.SampleOutput]:
+    return functools.partial(specdec(inputs), law_size=64)
 
 
 def must_read(inputs: Inputs) -> list[Tensor]:
@@ -47,6 +50,18 @@ def check(sets: Sequence[Inputs], calls: Calls) -> Mapping[str, float]:
     return {}
 
 
+def check_law(sets: Sequence[Inputs], calls: Calls) -> Mapping[str, float]:
+    """Laws are those of the largest logits."""
+    inputs = sets[0]
+    out = from_the_likeliest(inputs)()
+    assert out.support_ids is not None and out.support_logprobs is not None
+    scaled = inputs.target_logits.double() / inputs.temperature[:, None]
+    expected = scaled.topk(64).values.log_softmax(-1)
+    torch.testing.assert_close(out.support_logprobs.double(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(scaled.gather(1, out.support_ids), scaled.topk(64).values)
+    return {}
+
+
 SUITE = Suite(
     name="sample",
     cases=ROWS,
@@ -56,6 +71,22 @@ SUITE = Suite(
 )
 
 
+LAW_SUITE = Suite(
+    name="sample, 64 ids",
+    cases=LIKELIEST,
+    implementations={OURS: from_the_likeliest, PLAIN: specdec},
+    check=check_law,
+    must_read=must_read,
+)
+
+
 @pytest.mark.parametrize(("case", "implementation"), SUITE.parameters(), ids=str)
 def test_sample(case: Case, implementation: str, side_by_side: Callable[[Suite, Case, str], None]) -> None:
     side_by_side(SUITE, case, implementation)
+
+
+@pytest.mark.parametrize(("case", "implementation"), LAW_SUITE.parameters(), ids=str)
+def test_sample_from_the_likeliest(
+    case: Case, implementation: str, side_by_side: Callable[[Suite, Case, str], None]
+) -> None:
+    side_by_side(LAW_SUITE, case, implementation)

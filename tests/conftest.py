@@ -43,6 +43,7 @@ EMULATED_TESTS = (
     "test_random_numbers",
     "test_row_statistics",
     "test_sample",
+    "test_sample_law",
     "test_sample_recovered",
     "test_token_logprobs",
     "test_verify_chain",

@@ -282,7 +282,7 @@ def random_chain_with(
 
 
 def for_sample(
-    seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES, *, filters: bool = False
+    seed: int, vocab_sizes: Sequence[int] = VOCAB_SIZES, *, filters: bool = False, law: bool = False
 ) -> tuple[inputs.Arguments, str]:
     """Arguments of sample, and what they are."""
     choice = random.Random(seed)
@@ -311,6 +311,10 @@ def for_sample(
     if choice.random() < 0.4:
         indices = [choice.randrange(-1, batch) for _ in range(batch)]
         arguments["request_indices"] = torch.tensor(indices, dtype=choice.choice((torch.int32, torch.int64)))
+    if law:
+        arguments.pop("sampler", None)
+        arguments["law_size"] = choice.choice((1, 2, 7, 32, 33, 64))
+        arguments["token_dtype"] = choice.choice((torch.int32, torch.int64))
     return arguments, context
 
 

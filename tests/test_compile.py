@@ -36,7 +36,9 @@ def test_opcheck_of_verify_chain_with_extras() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"draft_slot": 1}, {"vocab_size": 60, "token_dtype": torch.int32}], ids=str
+    "options",
+    [{}, {"draft_slot": 1}, {"vocab_size": 60, "token_dtype": torch.int32}, {"law_size": 5}],
+    ids=str,
 )
 def test_opcheck_of_sample(options: dict[str, Any]) -> None:
     logits = torch.randn(4, 70, generator=inputs.generator(2))
@@ -89,11 +91,17 @@ def test_verify_chain_compiles_in_one_graph(backend: str) -> None:
         assert margins.all_same_bits(counted, wanted)
 
 
+@pytest.mark.parametrize("law_size", [None, 8])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sample_compiles_in_one_graph(backend: str) -> None:
+def test_sample_compiles_in_one_graph(backend: str, law_size: int | None) -> None:
     def step(logits: Tensor, seeds: Tensor, positions: Tensor) -> Any:
         return specdec_ops.sample(
-            logits + 1.0, temperature=0.7, seeds=seeds, positions=positions, draft_slot=2
+            logits + 1.0,
+            temperature=0.7,
+            seeds=seeds,
+            positions=positions,
+            draft_slot=2,
+            law_size=law_size,
         )
 
     fast = compiled(step, backend)

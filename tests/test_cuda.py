@@ -76,10 +76,11 @@ def test_options_of_verify_chain_have_the_bits_of_the_cpu(option: str, part: int
 
 
 @pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("law", [False, True])
 @pytest.mark.parametrize("filters", [False, True])
-def test_sample_has_the_bits_of_the_cpu(filters: bool, part: int) -> None:
+def test_sample_has_the_bits_of_the_cpu(filters: bool, law: bool, part: int) -> None:
     for seed in range(part * 100, part * 100 + 100):
-        arguments, context = random_chains.for_sample(seed, filters=filters)
+        arguments, context = random_chains.for_sample(seed, filters=filters, law=law)
         here = specdec_ops.sample(**arguments)
         choice = random.Random(seed)
         there = specdec_ops.sample(**moved(arguments, choice.choice((0, 3)), choice.choice((0, 1))))
@@ -209,6 +210,7 @@ def test_no_call_waits_for_the_device(no_syncs: None) -> None:
         positions=arguments["positions"],
         request_indices=indices,
         draft_slot=indices,
+        law_size=64,
     )
 
 
@@ -298,13 +300,14 @@ def test_indices_that_nobody_checked_stay_inside_the_tensors() -> None:
     )
 
 
-def test_graph_replays_with_other_requests_and_slots() -> None:
+@pytest.mark.parametrize("law_size", [None, 20])
+def test_graph_replays_with_other_requests_and_slots(law_size: int | None) -> None:
     kept, _ = inputs.entries(
         "logits", indices=[6, 2, 5], counts=[2, 0, 4], max_requests=7, k=4, spoiled=False
     )
     rows = {"logits": kept["target_logits"][:3], "positions": kept["positions"], "seeds": kept["seeds"]}
     rows |= {"temperature": kept["temperature"], "request_indices": kept["request_indices"]}
-    rows["draft_slot"] = torch.tensor(0)
+    rows |= {"draft_slot": torch.tensor(0), "law_size": law_size}
     chain_there, rows_there = moved(kept), moved(rows)
     specdec_ops.verify_chain(**chain_there), specdec_ops.sample(**rows_there)
     graph = torch.cuda.CUDAGraph()

@@ -171,6 +171,31 @@ def test_verification_over_the_target_s_vocabulary(native: Implementation, many_
     torch.testing.assert_close(sparse.accept_probs, want, rtol=3e-6, atol=0)
 
 
+def test_laws_of_the_likeliest_ids_over_the_target_s_vocabulary(native: Implementation) -> None:
+    """Ids of a law are mapped like drafts; padding stays, and two ids of one target are added up."""
+    logits = torch.tensor([[3.0, 1.0, 2.5, -9.0], [0.0, 0.0, -INF, 0.0]])
+    d2t = torch.tensor([7, 2, 7, 9])
+    target = torch.randn(4, 12, generator=inputs.generator(7))
+    keys = {"seeds": torch.arange(2), "positions": torch.zeros(2).long()}
+    drawn = native.sample(logits, uniforms=torch.tensor([0.0, 0.5]), law_size=4)
+    assert drawn.token_ids.tolist() == [0, 1]
+    assert drawn.support_ids.tolist() == [[0, 2, 1, 3], [0, 1, 3, -1]]
+    ids = native.map_draft_tokens(drawn.support_ids, d2t)
+    assert ids.tolist() == [[7, 7, 2, 9], [7, 2, 9, -1]]
+    out = native.verify_chain(
+        target,
+        native.map_draft_tokens(drawn.token_ids, d2t),
+        torch.arange(3),
+        draft_support_ids=ids,
+        draft_support_logprobs=drawn.support_logprobs,
+        **keys,
+        return_accept_probs=True,
+    )
+    q = torch.stack([logits[0].softmax(0)[[0, 2]].sum(), torch.tensor(1 / 3)])
+    p = target[::2].softmax(-1).gather(1, torch.tensor([[7], [2]])).squeeze(1)
+    torch.testing.assert_close(out.accept_probs, (p / q).clamp(max=1.0), rtol=3e-6, atol=0)
+
+
 def random_arguments(seed: int) -> dict[str, Any]:
     choice, draw = random.Random(seed), inputs.generator(seed)
     size, vocab_size = choice.choice((0, 1, 2, 40, 257, 1500)), choice.choice((1, 2, 40, 300, 2100))

@@ -139,9 +139,24 @@ def test_sample_with_filters_has_the_bits_of_the_cpu(seeds: Seeds) -> None:
         assert_same_bits("sample", arguments, seed, context)
 
 
-def test_thresholds_among_more_ids_than_are_gathered_at_once(seeds: Seeds) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_sample_of_the_most_likely_ids_has_the_bits_of_the_cpu(filters: bool, seeds: Seeds) -> None:
+    for seed in seeds(60):
+        arguments, context = random_chains.for_sample(seed, VOCAB_SIZES, filters=filters, law=True)
+        assert_same_bits("sample", arguments, seed, context)
+
+
+def test_uniforms_past_every_sum_choose_the_last_id_with_a_probability(seeds: Seeds) -> None:
+    for _ in seeds(10):
+        logits = torch.tensor([[-3000.0, 0.0, -1.0]])
+        out = EMULATED.sample(logits, uniforms=torch.ones(1), law_size=3)
+        assert out.token_ids.tolist() == [2] and out.support_ids.tolist() == [[1, 2, 0]]
+
+
+@pytest.mark.parametrize("law", [False, True])
+def test_thresholds_among_more_ids_than_are_gathered_at_once(law: bool, seeds: Seeds) -> None:
     for seed in seeds(40)[:4]:
-        arguments, context = random_chains.for_sample(seed, (20_000, 40_000), filters=True)
+        arguments, context = random_chains.for_sample(seed, (20_000, 40_000), filters=True, law=law)
         assert_same_bits("sample", arguments, seed, context)
 
 

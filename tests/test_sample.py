@@ -115,8 +115,8 @@ def test_columns_behind_the_vocabulary_never_count(native: Implementation) -> No
 def test_empty_batch(implementation: Implementation) -> None:
     """B5."""
     out = implementation.sample(torch.zeros(0, 5), temperature=0.0, token_dtype=torch.int32)
-    assert [tuple(value.shape) for value in out] == [(0,)] * 5
-    assert [value.dtype for value in out] == [
+    assert [tuple(value.shape) for value in out[:5]] == [(0,)] * 5
+    assert [value.dtype for value in out[:5]] == [
         torch.int32,
         torch.float32,
         torch.float64,

@@ -9,6 +9,7 @@
 #include "common/chain_params.h"
 #include "common/checks.h"
 #include "common/fly.h"
+#include "common/support_law.h"
 #include "common/tensor_views.h"
 
 /// From tensors to the parameters of the chain program: what verify_chain, sample and

@@ -174,12 +174,13 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> verify_chain(
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, std::vector<Tensor>> sample(
     const Tensor& logits, const Tensor& temperature, const OptionalTensor& seeds,
     const OptionalTensor& positions, const OptionalTensor& request_indices, std::optional<int64_t> draft_slot,
     const OptionalTensor& draft_slots, const OptionalTensor& uniforms, const OptionalTensor& top_k,
     const OptionalTensor& top_p, const OptionalTensor& min_p, bool joint_filters,
-    std::optional<int64_t> vocab_size, ScalarType token_dtype, const std::string& sampler) {
+    std::optional<int64_t> vocab_size, ScalarType token_dtype, const std::string& sampler,
+    std::optional<int64_t> law_size) {
   const Checks checks = Backend::checks("sample", logits);
   ChainParams params;
   checks.require(logits.dim() == 2, "logits must be [batch, width], got ", shape_of(logits));
@@ -220,6 +221,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   }
   checks.require(token_dtype == ScalarType::Int || token_dtype == ScalarType::Long,
                  "token_dtype must be int32 or int64, got ", name_of(token_dtype));
+  if (law_size) {
+    checks.require(*law_size >= 1 && *law_size <= kLargestLawSize, "law_size must be in [1, ",
+                   kLargestLawSize, "], got ", *law_size);
+    checks.require(params.sampler == Sampler::kInverseCdf,
+                   "sampler must be 'inverse_cdf' with law_size, got '", sampler, "'");
+  }
 
   Tensor token_ids = empty_beside(logits, {params.batch}, token_dtype);
   Tensor logprobs = empty_beside(logits, {params.batch}, ScalarType::Float);
@@ -232,9 +239,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   params.logsumexp = static_cast<double*>(logsumexp.mutable_data_ptr());
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());
   params.thresholds = static_cast<float*>(thresholds.mutable_data_ptr());
+  std::vector<Tensor> law;
+  if (law_size) {
+    law.push_back(empty_beside(logits, {params.batch, *law_size}, token_dtype));
+    law.push_back(empty_beside(logits, {params.batch, *law_size}, ScalarType::Float));
+    params.law_size = *law_size;
+    params.law_ids = {law[0].mutable_data_ptr(), 1, params.token_ids_are_int64, *law_size};
+    params.law_logprobs = static_cast<float*>(law[1].mutable_data_ptr());
+  }
   if (params.batch > 0) Backend::run(checks, params, logits);
-  return {std::move(token_ids), std::move(logprobs), std::move(logsumexp), std::move(status),
-          std::move(thresholds)};
+  return {std::move(token_ids), std::move(logprobs),   std::move(logsumexp),
+          std::move(status),    std::move(thresholds), std::move(law)};
 }
 
 template <class Backend>

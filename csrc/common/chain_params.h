@@ -131,6 +131,8 @@ struct ChainParams {
   Stream final_stream = Stream::kTarget;
   Sampler sampler = Sampler::kInverseCdf;
   int64_t final_slot = 0;
+  /// Tokens are drawn from this many ids at most; 0: from all that filters keep. Of `sample` alone.
+  int64_t law_size = 0;
   /// By request. May be empty: final_slot for all.
   IntView final_slots;
 
@@ -145,6 +147,9 @@ struct ChainParams {
   float* logprobs = nullptr;      ///< [batch, width]
   float* accept_probs = nullptr;  ///< [drafts]
   float* thresholds = nullptr;    ///< [rows]
+  // Where there is a law_size:
+  MutableIntView law_ids;         ///< [batch, law_size]
+  float* law_logprobs = nullptr;  ///< [batch, law_size]
 };
 
 /// The entry of a request; -1: it has none and is greedy. Where nobody has checked the indices, none leads

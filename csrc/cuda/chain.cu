@@ -6,7 +6,8 @@
 //
 // With filters the first launch also leaves the largest logits of parts of blocks. A launch between the two,
 // a CTA to a row, finds where the row is cut and puts the numbers of what is left in place of those of the
-// row.
+// row. Where a token is drawn from the most likely ids of a row, a CTA to a row does all of that, and nothing
+// is judged.
 //
 // A residual that is to be made is queued. The CTA that queued it makes it, and further CTAs of the launch,
 // which judge nothing, help. Their patience is limited: they are not needed for progress, whatever the order
@@ -20,6 +21,7 @@
 #include "common/cutter.h"
 #include "cuda/filters.cuh"
 #include "cuda/judge.cuh"
+#include "cuda/sparse_sample.cuh"
 
 namespace specdec_ops::cuda {
 namespace {
@@ -231,6 +233,20 @@ __global__ void __launch_bounds__(kMostFilteringWarps* kWarpSize, kFiltersPerMul
   if (threadIdx.x == 0) thresholds[row] = threshold;
 }
 
+/// A row to a CTA.
+__global__ void __launch_bounds__(kMostFilteringWarps* kWarpSize, kFiltersPerMultiprocessor)
+    sample_from_laws(const __grid_constant__ Plan plan) {
+  __shared__ LawScratch law;
+  Request request = Request::load(plan.params, blockIdx.x);
+  request.find_scales();
+  wait_for_previous_launch();
+  const int64_t first_block = request.first_row * plan.num_blocks;
+  RowFilter filter(plan, row_of(plan.params.target, request.first_row), request.scale,
+                   plan.target_stats + first_block, plan.target_part_maxima + first_block * kWarpSize,
+                   dynamic_shared());
+  SparseSample(plan, request, filter, law).run();
+}
+
 template <Variant kVariant>
 __global__ void __launch_bounds__(kMostJudgingWarps* kWarpSize, kJudgesPerMultiprocessor)
     judge_requests(const __grid_constant__ Plan plan) {
@@ -297,7 +313,7 @@ Plan plan_of(const ChainParams& params) {
   plan.num_blocks = static_cast<int>((params.vocab_size + kBlockSize - 1) / kBlockSize);
   plan.reads_draft_rows = params.draft_law == DraftLawKind::kLogits && !params.draft_logsumexp;
   plan.has_dense_law = params.draft_law == DraftLawKind::kLogits || params.draft_law == DraftLawKind::kProbs;
-  plan.filters_targets = static_cast<bool>(params.filters);
+  plan.filters_targets = params.filters || params.law_size > 0;
   plan.filters_drafts = plan.reads_draft_rows && (params.draft_filters || params.draft_thresholds);
   plan.may_be_quick =
       params.logsumexp == nullptr && params.logprobs == nullptr && params.accept_probs == nullptr &&
@@ -329,9 +345,10 @@ DeviceFacts ask_device(int device) {
   facts.has_programmatic_launch = major >= 9;
   if (facts.error != cudaSuccess) return facts;
   facts.dynamic_shared = static_cast<size_t>(shared - kStaticShared);
-  for (auto* kernel : {read_rows<false>, read_rows<true>, filter_rows, judge_requests<Variant::kPlain>,
-                       judge_requests<Variant::kFilters>, judge_requests<Variant::kLooksAhead>,
-                       judge_requests<Variant::kOtherRules>, judge_requests<Variant::kLossyRules>}) {
+  for (auto* kernel :
+       {read_rows<false>, read_rows<true>, filter_rows, sample_from_laws, judge_requests<Variant::kPlain>,
+        judge_requests<Variant::kFilters>, judge_requests<Variant::kLooksAhead>,
+        judge_requests<Variant::kOtherRules>, judge_requests<Variant::kLossyRules>}) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared - kStaticShared);
     if (facts.error == cudaSuccess) facts.error = error;
@@ -381,6 +398,15 @@ cudaError_t launch(void (*kernel)(Plan), int64_t num_ctas, int warps, size_t dyn
   return cudaLaunchKernelEx(&config, kernel, plan);
 }
 
+/// A CTA to a row.
+cudaError_t launch_by_row(void (*kernel)(Plan), int64_t num_rows, const DeviceFacts& facts,
+                          cudaStream_t stream, const Plan& plan) {
+  int warps = num_rows <= facts.num_multiprocessors ? kMostFilteringWarps : kFewestFilteringWarps;
+  while (warps > 1 && filter_scratch_size(plan.num_blocks, warps) > facts.dynamic_shared) warps /= 2;
+  return launch(kernel, num_rows, warps, filter_scratch_size(plan.num_blocks, warps), stream,
+                facts.has_programmatic_launch, plan);
+}
+
 }  // namespace
 
 size_t chain_workspace_size(const ChainParams& params) {
@@ -419,17 +445,13 @@ cudaError_t launch_chain(const ChainParams& params, void* workspace, int device,
   const bool cuts_rows = plan.filters_targets || plan.filters_drafts;
   cudaError_t error = launch(cuts_rows ? read_rows<true> : read_rows<false>, num_units, kReadingWarps,
                              kReadingWarps * plan.stage_words * sizeof(uint4), stream, false, plan);
+  if (error == cudaSuccess && params.law_size > 0) {
+    return launch_by_row(sample_from_laws, params.batch, facts, stream, plan);
+  }
   if (error == cudaSuccess && cuts_rows) {
     const int64_t num_rows =
         params.batch * most_slots(params) * (plan.filters_targets && plan.filters_drafts ? 2 : 1);
-    int filtering_warps = num_rows <= facts.num_multiprocessors ? kMostFilteringWarps : kFewestFilteringWarps;
-    while (filtering_warps > 1 &&
-           filter_scratch_size(plan.num_blocks, filtering_warps) > facts.dynamic_shared) {
-      filtering_warps /= 2;
-    }
-    error =
-        launch(filter_rows, num_rows, filtering_warps, filter_scratch_size(plan.num_blocks, filtering_warps),
-               stream, facts.has_programmatic_launch, plan);
+    error = launch_by_row(filter_rows, num_rows, facts, stream, plan);
   }
   if (error != cudaSuccess) return error;
   return launch(judge_of(plan), params.batch + num_helpers, warps, of_judge(warps), stream,

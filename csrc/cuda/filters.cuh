@@ -24,8 +24,8 @@ constexpr float kBinsPerOctave = 8.0f;
 
 /// Shared memory of a CTA that filters; arrays of numbers by block follow.
 struct FilterScratch {
-  /// Ids: order_of the logit, then the block.
-  unsigned long long ids[kMostGathered];
+  /// Of ids: larger for a larger logit and, of equal ones, for a lower id.
+  unsigned long long keys[kMostGathered];
   int64_t masses_of_ids[kMostGathered];
   uint32_t parts[kMostParts];
   uint32_t bins[kNumBins];
@@ -64,26 +64,73 @@ class RowFilter {
       if (warp_index() == 0) maxima_[block] = of_block.max;
     }
     max_ = warp_max(max_);
-    has_law_ = !__any_sync(kAllLanes, non_finite) && max_ > kMasked;
+    non_finite_ = __any_sync(kAllLanes, non_finite);
     __syncthreads();
   }
 
+  __device__ RowMax row_max() const { return {max_, non_finite_}; }
+  __device__ bool has_law() const { return !non_finite_ && max_ > kMasked; }
+
   /// The threshold of the row by its filters; -inf where there is nothing to filter.
   __device__ float find_threshold(const Filters& filters, bool joint) {
-    if (!has_law_) return kMasked;
+    if (!has_law()) return kMasked;
     float threshold = kMasked;
     if (filters.min_p > 0.0) threshold = min_p_threshold(max_, scale_, filters.min_p);
-    if (filters.top_k > 0) {
-      is_of_mass_ = false;
-      wanted_count_ = filters.top_k;
-      count_ = 0;
-      threshold = larger(threshold, search(lowest(threshold), guess_of_top_k(filters.top_k)));
-    }
+    if (filters.top_k > 0) threshold = larger(threshold, top_k_threshold(filters.top_k, lowest(threshold)));
     if (filters.top_p < 1.0) {
       const bool weighs_whole_row = filters.weighs_whole_row(joint);
       threshold = larger(threshold, threshold_of_top_p(filters.top_p, weighs_whole_row, lowest(threshold)));
     }
     return threshold + 0.0f;
+  }
+
+  /// The threshold of a row that holds a law, raised so that fewer than `size` ids are above it.
+  __device__ float cut_to_size(float threshold, int64_t size) {
+    return larger(threshold, top_k_threshold(size, lowest(threshold))) + 0.0f;
+  }
+
+  /// The least logit of what a threshold keeps, at least.
+  __device__ static float lowest(float threshold) { return threshold > -FLT_MAX ? threshold : -FLT_MAX; }
+
+  /// Lists the ids above `floor`, of which there are fewer than `wanted`, and of those at it the lowest, so
+  /// that there are `wanted` in all or somewhat more, by falling logit, then by rising id. Returns how many
+  /// there are.
+  __device__ uint32_t list_largest(float floor, int wanted) {
+    if (is_listed_from(floor)) return num_listed_from(floor);
+    // Those at the floor count below `end`.
+    const auto vocab_size = static_cast<uint32_t>(plan_.params.vocab_size);
+    uint32_t end = vocab_size, too_low = 0, too_high = vocab_size;
+#pragma unroll 1
+    for (;;) {
+      const uint32_t found =
+          gather_if(floor, [&](float x, uint32_t id) { return x > floor || (x == floor && id < end); });
+      if (found > kMostGathered) {
+        too_high = end;
+      } else if (found < static_cast<uint32_t>(wanted) && end < vocab_size) {
+        too_low = end;
+      } else {
+        sort(found);
+        return found;
+      }
+      end = too_low + (too_high - too_low) / 2;
+    }
+  }
+  __device__ float listed_logit(uint32_t i) const { return float_of_order(listed_order(i)); }
+  __device__ int32_t listed_id(uint32_t i) const {
+    return static_cast<int32_t>(~static_cast<uint32_t>(s_.keys[i]));
+  }
+
+  /// The sum of the weights of the row, which holds a law, relative to its maximum: row_law_from_blocks.
+  __device__ double total_weight() {
+    if (!has_law()) return 0.0;
+    weigh_blocks();
+    double total = 0.0;
+#pragma unroll 1
+    for (int block = 0; block < plan_.num_blocks; ++block) {
+      const float sum = load_stats(stats_ + block).sum;
+      if (sum > 0.0f) total = fma64(static_cast<double>(sum), weights_[block], total);
+    }
+    return total;
   }
 
   /// Puts the statistics of what a threshold leaves in place of the row's.
@@ -100,7 +147,7 @@ class RowFilter {
         float sums[kOctet] = {};
         // A thread's part is what its lanes add up; weights of 0 change no sum.
         if (part_max >= threshold) {
-          visit_part(block, [&](const float (&x)[kOctet]) {
+          visit_part(block, [&](const float (&x)[kOctet], uint32_t) {
 #pragma unroll
             for (int j = 0; j < kOctet; ++j) {
               if (!(x[j] >= threshold)) continue;
@@ -118,14 +165,13 @@ class RowFilter {
   }
 
  private:
-  __device__ static float lowest(float threshold) { return threshold > -FLT_MAX ? threshold : -FLT_MAX; }
   __device__ static float larger(float a, float b) { return b > a ? b : a; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ float top() const { return after(max_); }
 
   // ---- Ids ----
 
-  /// Calls visit with the thread's part of a block, eight ids at a time.
+  /// Calls visit with the thread's part of a block, eight logits at a time and the first one's id.
   template <class Visit>
   __device__ __forceinline__ void visit_part(int block, const Visit& visit) {
     const BlockRef ref = block_of(plan_.params, row_, block);
@@ -135,8 +181,9 @@ class RowFilter {
 #pragma unroll 1
       for (int r = 0; r < rows; ++r) {
         float x[kOctet];
-        load_octet(row_, ref.begin + r * kNumLanes + lane_index() * kOctet, ref.begin + ref.size, kMasked, x);
-        visit(x);
+        const int64_t id = ref.begin + r * kNumLanes + lane_index() * kOctet;
+        load_octet(row_, id, ref.begin + ref.size, kMasked, x);
+        visit(x, static_cast<uint32_t>(id));
       }
       return;
     }
@@ -152,35 +199,41 @@ class RowFilter {
       for (int r = 0; r < kRowsAtOnce; ++r) {
         float x[kOctet];
         octet_of_halves(words[r], row_.dtype, x);
-        visit(x);
+        visit(x, static_cast<uint32_t>(ref.begin + (first + r) * kNumLanes + lane_index() * kOctet));
       }
     }
   }
 
-  /// Keeps those of eight ids of a block that lie in [floor, below).
-  __device__ __forceinline__ void take(const float (&x)[kOctet], int block, float floor, float below) {
+  /// Takes those of eight ids that are kept.
+  template <class Keeps>
+  __device__ __forceinline__ void take(const float (&x)[kOctet], uint32_t first, const Keeps& keeps) {
     uint32_t num_taken = 0;
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) num_taken += x[j] >= floor && x[j] < below ? 1 : 0;
+    for (int j = 0; j < kOctet; ++j) num_taken += keeps(x[j], first + j) ? 1 : 0;
     if (num_taken == 0) return;
     uint32_t place = atomicAdd(&s_.num_found, num_taken);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) {
-      if (!(x[j] >= floor && x[j] < below)) continue;
-      if (place < kMostGathered)
-        s_.ids[place] = uint64_t{order_of(x[j])} << 32 | static_cast<uint32_t>(block);
+      if (!keeps(x[j], first + j)) continue;
+      if (place < kMostGathered) s_.keys[place] = uint64_t{order_of(x[j])} << 32 | ~(first + j);
       ++place;
     }
   }
 
-  __device__ int block_of_id(uint32_t i) const { return static_cast<int>(s_.ids[i] & 0xFFFFFFFFu); }
-  __device__ uint32_t order_of_id(uint32_t i) const { return static_cast<uint32_t>(s_.ids[i] >> 32); }
-  __device__ int64_t mass_of_id(uint32_t i) const {
-    return mass_of(float_of_order(order_of_id(i)), maxima_[block_of_id(i)], scale_);
+  __device__ uint32_t listed_order(uint32_t i) const { return static_cast<uint32_t>(s_.keys[i] >> 32); }
+  __device__ int listed_block(uint32_t i) const { return listed_id(i) / kBlockSize; }
+  __device__ int64_t listed_mass(uint32_t i) const {
+    return mass_of(listed_logit(i), maxima_[listed_block(i)], scale_);
   }
 
   /// Gathers the ids in [floor, below), kMostGathered of them at most; returns how many there are.
   __device__ uint32_t gather(float floor, float below) {
+    return gather_if(floor, [&](float x, uint32_t) { return x >= floor && x < below; });
+  }
+
+  /// The same of the ids that keeps(logit, id) holds for, none of them below `floor`.
+  template <class Keeps>
+  __device__ __forceinline__ uint32_t gather_if(float floor, const Keeps& keeps) {
     is_listed_ = false;
     __syncthreads();
     if (thread() == 0) s_.num_found = s_.num_parts = 0;
@@ -192,12 +245,12 @@ class RowFilter {
     }
     __syncthreads();
     if (s_.num_parts <= kMostParts) {
-      gather_from_parts(s_.num_parts * kRowsPerBlock, floor, below);
+      gather_from_parts(s_.num_parts * kRowsPerBlock, keeps);
     } else {
 #pragma unroll 1
       for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
         if (!(__ldcg(part_maxima_ + block * kWarpSize + lane_index()) >= floor)) continue;
-        visit_part(block, [&](const float (&x)[kOctet]) { take(x, block, floor, below); });
+        visit_part(block, [&](const float (&x)[kOctet], uint32_t first) { take(x, first, keeps); });
       }
     }
     __syncthreads();
@@ -205,7 +258,8 @@ class RowFilter {
   }
 
   /// From the rows of all parts of the list, each thread from several at once.
-  __device__ __forceinline__ void gather_from_parts(uint32_t num_rows, float floor, float below) {
+  template <class Keeps>
+  __device__ __forceinline__ void gather_from_parts(uint32_t num_rows, const Keeps& keeps) {
     constexpr int kRowsAtOnce = 4;
     const bool has_aligned_halves =
         row_.dtype != DType::kFloat32 && reinterpret_cast<uintptr_t>(row_.data) % 16 == 0;
@@ -234,7 +288,7 @@ class RowFilter {
         } else {
           load_octet(row_, begin[r], plan_.params.vocab_size, kMasked, x);
         }
-        take(x, static_cast<int>(begin[r] / kBlockSize), floor, below);
+        take(x, static_cast<uint32_t>(begin[r]), keeps);
       }
     }
   }
@@ -243,7 +297,7 @@ class RowFilter {
   __device__ void sort(uint32_t found) {
     uint32_t size = 2;
     while (size < found) size *= 2;
-    for (uint32_t i = found + threadIdx.x; i < size; i += num_threads()) s_.ids[i] = 0;
+    for (uint32_t i = found + threadIdx.x; i < size; i += num_threads()) s_.keys[i] = 0;
 #pragma unroll 1
     for (uint32_t run = 2; run <= size; run *= 2) {
 #pragma unroll 1
@@ -251,10 +305,10 @@ class RowFilter {
         __syncthreads();
         for (uint32_t i = threadIdx.x; i < size / 2; i += num_threads()) {
           const uint32_t a = 2 * i - (i & (distance - 1)), b = a + distance;
-          const unsigned long long at_a = s_.ids[a], at_b = s_.ids[b];
+          const unsigned long long at_a = s_.keys[a], at_b = s_.keys[b];
           if ((at_a < at_b) != ((a & run) == 0)) continue;
-          s_.ids[a] = at_b;
-          s_.ids[b] = at_a;
+          s_.keys[a] = at_b;
+          s_.keys[b] = at_a;
         }
       }
     }
@@ -275,7 +329,7 @@ class RowFilter {
 
   /// Of the first ids of the list.
   __device__ void weigh_ids(uint32_t num_ids) {
-    for (uint32_t i = threadIdx.x; i < num_ids; i += num_threads()) s_.masses_of_ids[i] = mass_of_id(i);
+    for (uint32_t i = threadIdx.x; i < num_ids; i += num_threads()) s_.masses_of_ids[i] = listed_mass(i);
     __syncthreads();
   }
 
@@ -287,7 +341,7 @@ class RowFilter {
       const float block_max = maxima_[block];
       int64_t mass = 0;
       if (__ldcg(part_maxima_ + block * kWarpSize + lane_index()) >= floor) {
-        visit_part(block, [&](const float (&x)[kOctet]) {
+        visit_part(block, [&](const float (&x)[kOctet], uint32_t) {
 #pragma unroll
           for (int j = 0; j < kOctet; ++j) mass += x[j] >= floor ? mass_of(x[j], block_max, scale_) : 0;
         });
@@ -311,7 +365,7 @@ class RowFilter {
     }
     __syncwarp();
     for (uint32_t i = lane_index(); i < num_ids; i += kWarpSize) {
-      add_mass(masses + block_of_id(i), s_.masses_of_ids[i]);
+      add_mass(masses + listed_block(i), s_.masses_of_ids[i]);
     }
     __syncwarp();
     const double mass = mass_of_row(masses, weights_, plan_.num_blocks);
@@ -335,22 +389,16 @@ class RowFilter {
       if (num_failed > 0) first = place_of(num_failed - 1) + 1;
       last = next_last;
     }
-    return float_of_order(order_of_id(last));
+    return listed_logit(last);
   }
 
   /// The threshold of top-p among the ids from `floor` on; of the mass of the row or of these ids.
   __device__ float threshold_of_top_p(double top_p, bool weighs_whole_row, float floor) {
-    if (!weighs_whole_row && !(is_listed_ && list_floor_ <= floor)) list(gather(floor, top()), floor);
+    if (!weighs_whole_row && !is_listed_from(floor)) list(gather(floor, top()), floor);
     weigh_blocks();
-    const bool has_list = is_listed_ && list_floor_ <= floor;
-    uint32_t num_ids = 0;
-    if (has_list) {
-      for (uint32_t step = kMostGathered; step > 0; step /= 2) {
-        if (num_ids + step <= list_size_ && order_of_id(num_ids + step - 1) >= order_of(floor))
-          num_ids += step;
-      }
-      weigh_ids(num_ids);
-    }
+    const bool has_list = is_listed_from(floor);
+    const uint32_t num_ids = has_list ? num_listed_from(floor) : 0;
+    if (has_list) weigh_ids(num_ids);
     if (weighs_whole_row || !has_list) {
       find_masses(weighs_whole_row ? -FLT_MAX : floor);
       wanted_mass_ = top_p * mass_of_row(masses_, weights_, plan_.num_blocks);
@@ -365,6 +413,17 @@ class RowFilter {
     is_of_mass_ = true;
     clear_masses();
     return search(floor, max_);
+  }
+
+  /// The largest logit with `k` ids from it on; -inf if there is none at or above `floor`.
+  __device__ float top_k_threshold(int64_t k, float floor) {
+    if (is_listed_from(floor)) {
+      return num_listed_from(floor) >= k ? listed_logit(static_cast<uint32_t>(k) - 1) : kMasked;
+    }
+    is_of_mass_ = false;
+    wanted_count_ = k;
+    count_ = 0;
+    return search(floor, guess_of_top_k(k));
   }
 
   __device__ void clear_masses() {
@@ -405,7 +464,7 @@ class RowFilter {
     }
     if (found > kMostGathered) return find_masses(floor);
     for (uint32_t i = threadIdx.x; i < found; i += num_threads()) {
-      add_mass(masses_ + block_of_id(i), mass_of_id(i));
+      add_mass(masses_ + listed_block(i), listed_mass(i));
     }
     __syncthreads();
   }
@@ -418,6 +477,14 @@ class RowFilter {
     list_size_ = found;
     list_floor_ = floor;
   }
+  __device__ bool is_listed_from(float floor) const { return is_listed_ && list_floor_ <= floor; }
+  __device__ uint32_t num_listed_from(float floor) const {
+    uint32_t count = 0;
+    for (uint32_t step = kMostGathered; step > 0; step /= 2) {
+      if (count + step <= list_size_ && listed_order(count + step - 1) >= order_of(floor)) count += step;
+    }
+    return count;
+  }
 
   /// The largest gathered logit for which the measure holds. It does for the least of them, and not for what
   /// is above.
@@ -427,7 +494,7 @@ class RowFilter {
     } else {
       sort(found);
     }
-    if (!is_of_mass_) return float_of_order(order_of_id(static_cast<uint32_t>(wanted_count_ - count_ - 1)));
+    if (!is_of_mass_) return listed_logit(static_cast<uint32_t>(wanted_count_ - count_ - 1));
     weigh_ids(found);
     return select_by_mass(found);
   }
@@ -517,7 +584,7 @@ class RowFilter {
   double* weights_;
   float* maxima_;
   float max_ = kMasked;
-  bool has_law_ = false;
+  bool non_finite_ = false;
   bool is_of_mass_ = false;
   int64_t wanted_count_ = 0, count_ = 0, count_above_ = 0;
   double wanted_mass_ = 0.0;

@@ -201,6 +201,45 @@ def filter_row_(logits: Tensor, temperature: float, vocab_size: int, filters: Fi
     return threshold
 
 
+def keep_largest_(logits: Tensor, temperature: float, vocab_size: int, count: int) -> float:
+    """Masks all but the largest logits of a row, the lowest ids on ties; returns the least that may stay."""
+    row = read_row(logits, temperature, vocab_size)
+    if not temperature >= GREEDY_TEMPERATURE or row.status != Status.OK:
+        return -math.inf
+    x = logits[:vocab_size].detach().to("cpu", torch.float64).numpy()
+    order = np.argsort(-x, kind="stable")
+    logits[torch.from_numpy(order[count:])] = -math.inf
+    return float(x[order[count - 1]]) + 0.0 if count <= vocab_size else -math.inf
+
+
+class SupportLaw(NamedTuple):
+    """The ids of a law, the most probable first, and natural logarithms of their probabilities."""
+
+    ids: npt.NDArray[np.int64]
+    logprobs: Float64Array
+
+
+def support_of(logits: Tensor, temperature: float, vocab_size: int, row: Row) -> SupportLaw:
+    """The law of what is not masked of a row; one-hot where greedy or unusable."""
+    if not temperature >= GREEDY_TEMPERATURE or row.status != Status.OK:
+        return SupportLaw(np.array([row.argmax]), np.zeros(1))
+    x = logits[:vocab_size].detach().to("cpu", torch.float64).numpy()
+    order = np.argsort(-x, kind="stable")[: int((x > -np.inf).sum())]
+    return SupportLaw(order, x[order] / temperature - row.logsumexp)
+
+
+def support_tensors(
+    laws: Sequence[SupportLaw], count: int, dtype: torch.dtype, beside: Tensor
+) -> list[Tensor]:
+    """``[rows, count]`` ids with -1 behind them, and float32 log-probabilities with ``-inf``."""
+    ids = beside.new_full((len(laws), count), -1, dtype=dtype)
+    logprobs = beside.new_full((len(laws), count), -math.inf, dtype=torch.float32)
+    for row, law in enumerate(laws):
+        ids[row, : law.ids.size] = torch.from_numpy(law.ids).to(ids)
+        logprobs[row, : law.ids.size] = torch.from_numpy(law.logprobs).to(logprobs)
+    return [ids, logprobs]
+
+
 def choose(weights: Float64Array, u: float) -> int:
     """Inverse CDF: the first index whose prefix exceeds ``u * total``, else the last with weight."""
     prefix = np.cumsum(weights)

@@ -316,6 +316,7 @@ def _sample_calls(inputs: _Inputs, rules: Sequence[str]) -> Iterator[Arguments]:
         {"uniforms": inputs.reals(inputs.batch)},
         *([seeds | {"sampler": "gumbel"}] if "exact_match" in rules else []),
         *([seeds | inputs.filters(inputs.batch)] if "filters" in rules else []),
+        seeds | {"law_size": 8},
     ):
         options = {"request_indices": inputs.request_indices(), "vocab_size": inputs.vocab_size}
         for chosen in _none_each_all(options, inputs):

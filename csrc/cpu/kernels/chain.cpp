@@ -53,7 +53,7 @@ size_t lay_out(const ChainParams& params, char* memory, Lane* lane) {
   lane->draft_stats = cutter.take<BlockStats>(num_blocks);
   lane->slots = cutter.take<BlockSlot>(places);
   lane->stats_by_slot = cutter.take<BlockStats>(2 * places * num_blocks);
-  if (params.filters || params.draft_filters) {
+  if (params.filters || params.draft_filters || params.law_size > 0) {
     lane->filters.maxima = cutter.take<float>(num_blocks * (kBlockSize / kNumLanes));
     lane->filters.masses = cutter.take<int64_t>(num_blocks);
     lane->filters.masses_above = cutter.take<int64_t>(num_blocks);

@@ -237,24 +237,33 @@ struct Request {
     return is_finite(static_cast<double>(value)) && value < 0.0f ? 0.0 : static_cast<double>(value);
   }
 
+  /// What filters need of a whole row.
+  RowMax find_maxima(Phase* phase, const Filters& of_row) {
+    phase->kind = Phase::kMaxima;
+    phase->filters = &lane.filters;
+    phase->weighs_blocks = of_row.weighs_whole_row(params.joint_filters);
+    run_phase(run, lane, *phase);
+    return row_max_from_blocks(phase->stats, run.num_blocks);
+  }
+
+  /// The threshold of a row whose maxima were found, and which holds a law.
+  float find_threshold_of(const Phase& phase, float max, const Filters& of_row) {
+    const auto masses_at_least = [&](float threshold) {
+      Phase masses = phase;
+      masses.kind = Phase::kKeptMasses;
+      masses.row.threshold = threshold;
+      run_phase(run, lane, masses);
+    };
+    return find_threshold(run, phase, max, of_row, params.joint_filters, masses_at_least);
+  }
+
   /// Fills in the statistics of what filters leave of a row, and where its threshold lies.
   void run_stats(Phase* phase, const Filters& of_row) {
     if (of_row.any()) {
-      phase->kind = Phase::kMaxima;
-      phase->filters = &lane.filters;
-      phase->weighs_blocks = of_row.weighs_whole_row(params.joint_filters);
-      run_phase(run, lane, *phase);
+      const RowMax largest = find_maxima(phase, of_row);
       phase->kind = Phase::kStats;
-      const RowMax largest = row_max_from_blocks(phase->stats, run.num_blocks);
       if (largest.non_finite || !(largest.max > -__builtin_inff())) return;
-      const auto masses_at_least = [&](float threshold) {
-        Phase masses = *phase;
-        masses.kind = Phase::kKeptMasses;
-        masses.row.threshold = threshold;
-        run_phase(run, lane, masses);
-      };
-      phase->row.threshold =
-          find_threshold(run, *phase, largest.max, of_row, params.joint_filters, masses_at_least);
+      phase->row.threshold = find_threshold_of(*phase, largest.max, of_row);
       if (phase->row.is_masked()) {
         Phase kept = *phase;
         kept.kind = Phase::kKeptStats;
@@ -738,6 +747,7 @@ struct Request {
 }  // namespace
 
 #include "cpu/kernels/block_rule.kernel.h"
+#include "cpu/kernels/sparse_sample.kernel.h"
 
 namespace {
 
@@ -752,6 +762,8 @@ void run_request(ChainRun& run, Lane& lane, int64_t r) {
   int64_t slot = 0;
   if (run.params->rule == Rule::kBlock && !request.greedy) {
     slot = BlockRule(request).run(&status);
+  } else if (run.params->law_size > 0) {
+    SparseSample(request).run(&status);
   } else {
     while (const int64_t accepted = request.step(slot, &status)) slot += accepted;
   }

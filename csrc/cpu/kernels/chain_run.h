@@ -5,6 +5,7 @@
 
 #include "common/fly.h"
 #include "common/gumbel.h"
+#include "common/support_law.h"
 #include "cpu/kernels/chain.h"
 #include "cpu/kernels/row_ref.h"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from specdec_ops.ops._arguments import (
 
 
 class SampleOutput(NamedTuple):
-    """What ``sample`` returns, one value per row."""
+    """What ``sample`` returns, one value or law per row; the last two are ``None`` without ``law_size``."""
 
     #: ``[batch]``, dtype ``token_dtype``.
     token_ids: Tensor
@@ -36,6 +37,12 @@ class SampleOutput(NamedTuple):
     #: ``[batch]`` float32: filters mask the logits below, ``-inf`` where none does; what ``verify_chain``
     #: takes as ``draft_thresholds``.
     thresholds: Tensor
+    #: ``[batch, law_size]``, dtype ``token_dtype``: the ids that the token was drawn from, the most probable
+    #: first and equal logits by rising id, then -1; what ``verify_chain`` takes as ``draft_support_ids``.
+    support_ids: Tensor | None = None
+    #: ``[batch, law_size]`` float32, natural logarithms of their probabilities, then ``-inf``; what
+    #: ``verify_chain`` takes as ``draft_support_logprobs``.
+    support_logprobs: Tensor | None = None
 
 
 def sample(
@@ -54,6 +61,7 @@ def sample(
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
+    law_size: int | None = None,
 ) -> SampleOutput:
     """Draws one token per row from ``softmax(logits / temperature)``, or from what filters keep of it.
 
@@ -94,11 +102,18 @@ def sample(
             ``draft_slot``) and the id alone. So a draft meets the noise that
             ``verify_chain(rule="exact_match", sampler="gumbel")`` draws the target's token with, and is that
             token most of the time. Not for drafts that any other rule verifies. Needs seeds.
+        law_size: How many ids the token is drawn from at most, in [1, 64]; default: all that filters keep.
+            The largest logits of those stay; where several tie for the last places, the lowest ids. Their law
+            comes back as ``support_ids`` and ``support_logprobs``, and with these ``verify_chain`` reads no
+            draft row: draft logits need not be kept. Log-probability and logsumexp are those of that law;
+            ``thresholds`` are at least the ``law_size``-th largest logit. With one seed, the token differs
+            from that without ``law_size``. Not with Gumbel noise.
 
     Returns:
         A :class:`SampleOutput`. A row with a NaN or +inf gives the argmax of what is not NaN (0 if
         nothing is) and log-probability and logsumexp NaN; a fully masked row gives 0, NaN and
-        ``-inf``; ``status`` tells.
+        ``-inf``; ``status`` tells. With ``law_size``, the law of such a row and of a greedy one is one-hot at
+        its token, which is what it was drawn from.
 
     Raises:
         RuntimeError: An argument has the wrong shape, dtype, device or range; the message names it.
@@ -111,6 +126,13 @@ def sample(
         >>> out = specdec_ops.sample(torch.tensor([[0.0, 2.0]]), temperature=0.0)
         >>> out.token_ids.tolist(), round(out.logprobs.item(), 4)
         ([1], -0.1269)
+
+        Two of three ids, and their law:
+
+        >>> row = torch.tensor([[0.25, 0.25, 0.5]]).log()
+        >>> out = specdec_ops.sample(row, uniforms=torch.tensor([0.7]), law_size=2)
+        >>> out.token_ids.tolist(), out.support_ids.tolist(), out.support_logprobs.exp().tolist()
+        ([0], [[2, 0]], [[0.6666666865348816, 0.3333333432674408]])
     """
     batch = leading_size("sample", "logits", logits)
     num_entries = batch
@@ -120,25 +142,25 @@ def sample(
         )
     k, p, least_p = filters_per_request(top_k, top_p, min_p, num_entries, logits)
     slots = draft_slot if isinstance(draft_slot, Tensor) else None
-    return SampleOutput(
-        *_op(
-            logits,
-            per_request(temperature, num_entries, torch.float32, logits),
-            seeds=seeds_per_request("sample", seeds, num_entries, logits),
-            positions=positions,
-            request_indices=request_indices,
-            draft_slot=draft_slot if slots is None else None,
-            draft_slots=slots,
-            uniforms=uniforms,
-            top_k=k,
-            top_p=p,
-            min_p=least_p,
-            joint_filters=filters_are_joint("sample", filter_order),
-            vocab_size=vocab_size,
-            token_dtype=token_dtype,
-            sampler=sampler,
-        )
+    *of_rows, law = _op(
+        logits,
+        per_request(temperature, num_entries, torch.float32, logits),
+        seeds=seeds_per_request("sample", seeds, num_entries, logits),
+        positions=positions,
+        request_indices=request_indices,
+        draft_slot=draft_slot if slots is None else None,
+        draft_slots=slots,
+        uniforms=uniforms,
+        top_k=k,
+        top_p=p,
+        min_p=least_p,
+        joint_filters=filters_are_joint("sample", filter_order),
+        vocab_size=vocab_size,
+        token_dtype=token_dtype,
+        sampler=sampler,
+        law_size=law_size,
     )
+    return SampleOutput(*of_rows, *law)
 
 
 def _fake(
@@ -158,7 +180,8 @@ def _fake(
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    law_size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     batch = logits.shape[0]
     return (
         logits.new_empty(batch, dtype=token_dtype),
@@ -166,6 +189,9 @@ def _fake(
         logits.new_empty(batch, dtype=torch.float64),
         logits.new_empty(batch, dtype=torch.int32),
         logits.new_empty(batch, dtype=torch.float32),
+        [logits.new_empty(batch, law_size, dtype=dtype) for dtype in (token_dtype, torch.float32)]
+        if law_size is not None
+        else [],
     )
 
 
@@ -186,15 +212,19 @@ def _reference_sample(
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    law_size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     size = logits.shape[1] if vocab_size is None else vocab_size
-    tokens, logprobs, logsumexps, statuses, thresholds = [], [], [], [], []
+    tokens, logprobs, logsumexps, statuses, thresholds, laws = [], [], [], [], [], []
     logits = logits.clone()
     for r in range(logits.shape[0]):
         entry = r if request_indices is None else int(request_indices[r])
         t = float(temperature[entry]) if entry >= 0 else 0.0
         filters = _reference.Filters.of(max(entry, 0), top_k, top_p, min_p, joint_filters)
-        thresholds.append(_reference.filter_row_(logits[r], t, size, filters))
+        threshold = _reference.filter_row_(logits[r], t, size, filters)
+        if law_size is not None:
+            threshold = max(threshold, _reference.keep_largest_(logits[r], t, size, law_size))
+        thresholds.append(threshold)
         row = _reference.read_row(logits[r], t, size)
         slot = draft_slot
         if uniforms is not None:
@@ -206,7 +236,13 @@ def _reference_sample(
             draw = _reference.token_draw(int(seeds[entry]), stream, slot or 0, int(positions[r]))
         else:
             draw = _reference.TokenDraw(0.0)
-        token = _reference.pick(row.probs, draw)
+        if law_size is None:
+            token = _reference.pick(row.probs, draw)
+        else:
+            law = _reference.support_of(logits[r], t, size, row)
+            number = draw.block if draw.id is None else draw.id
+            token = int(law.ids[_reference.choose(np.exp(law.logprobs), number)])
+            laws.append(law)
         if sampler == "gumbel" and seeds is not None and positions is not None and entry >= 0:
             token = _reference.pick_by_noise(row.probs, int(seeds[entry]), int(positions[r]) + (slot or 0))
         usable_t = t if t >= _reference.GREEDY_TEMPERATURE else 1.0
@@ -222,6 +258,7 @@ def _reference_sample(
         logits.new_tensor(logsumexps, dtype=torch.float64),
         logits.new_tensor(statuses, dtype=torch.int32),
         logits.new_tensor(thresholds, dtype=torch.float32),
+        [] if law_size is None else _reference.support_tensors(laws, law_size, token_dtype, logits),
     )
 
 
@@ -230,8 +267,9 @@ _op = define(
     "Tensor? request_indices=None, SymInt? draft_slot=None, Tensor? draft_slots=None, "
     "Tensor? uniforms=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "
     "bool joint_filters=False, SymInt? vocab_size=None, ScalarType token_dtype=int64, "
-    "str sampler='inverse_cdf') "
-    "-> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status, Tensor thresholds)",
+    "str sampler='inverse_cdf', SymInt? law_size=None) "
+    "-> (Tensor token_ids, Tensor logprobs, Tensor logsumexp, Tensor status, Tensor thresholds, "
+    "Tensor[] law)",
     fake=_fake,
     reference=_reference_sample,
 )
