@@ -136,6 +136,7 @@ class RowFilter {
   /// Puts the statistics of what a threshold leaves in place of the row's.
   __device__ void keep(float threshold) {
     __syncthreads();  // everybody is done with those of the whole row
+    if (is_listed_from(lowest(threshold))) return keep_listed(num_listed_from(lowest(threshold)));
 #pragma unroll 1
     for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
       const float part_max = __ldcg(part_maxima_ + block * kWarpSize + lane_index());
@@ -313,6 +314,41 @@ class RowFilter {
       }
     }
     __syncthreads();
+  }
+
+  /// The same where the first ids of the list are what is left of a row without NaN. The list is lost.
+  __device__ void keep_listed(uint32_t num_ids) {
+    for (uint32_t i = threadIdx.x; i < num_ids; i += num_threads()) {
+      s_.keys[i] = s_.keys[i] << 32 | s_.keys[i] >> 32;
+    }
+    is_listed_ = false;
+    sort(num_ids);  // by rising id
+    const auto id_at = [&](uint32_t i) { return ~static_cast<uint32_t>(s_.keys[i] >> 32); };
+#pragma unroll 1
+    for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
+      const uint32_t begin = static_cast<uint32_t>(block) * kBlockSize;
+      uint32_t i = 0;
+      for (uint32_t step = kMostGathered; step > 0; step /= 2) {
+        if (i + step <= num_ids && id_at(i + step - 1) < begin) i += step;
+      }
+      BlockStats kept = {kMasked, 0.0f};
+      if (i < num_ids && id_at(i) < begin + kBlockSize) {
+        const Exp2 exp2(maxima_[block], scale_);
+        float sums[kOctet] = {};
+#pragma unroll 1
+        for (; i < num_ids && id_at(i) < begin + kBlockSize; ++i) {
+          float polynomial, power;
+          exp2.factors(float_of_order(static_cast<uint32_t>(s_.keys[i])), &polynomial, &power);
+          const int lane_of_row = static_cast<int>(id_at(i) % kNumLanes);
+#pragma unroll
+          for (int j = 0; j < kOctet; ++j) {
+            if (lane_of_row == lane_index() * kOctet + j) sums[j] = fma_ftz(polynomial, power, sums[j]);
+          }
+        }
+        kept = {maxima_[block], tree_sum(sums)};
+      }
+      if (lane_index() == 0) *reinterpret_cast<float2*>(stats_ + block) = make_float2(kept.max, kept.sum);
+    }
   }
 
   // ---- Masses ----
