@@ -29,6 +29,7 @@ from specdec_ops.integrations.vllm import (
 SWITCH = "SPECDEC_OPS_VLLM"
 _HOOK = "register_triton_kernel_overrides"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
+_PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 #: GPUs below have too little shared memory for float32 logits.
 _LEAST_CAPABILITY = 80
 
@@ -69,7 +70,7 @@ def install() -> list[_report.Replacement]:
         >>> from specdec_ops.integrations import vllm
         >>> replaced = vllm.install()
     """
-    for group in (_install_kernels, _install_rejection_sampler, _install_runner):
+    for group in (_install_kernels, _install_rejection_sampler, _install_proposer, _install_runner):
         try:
             group()
         except Exception as error:
@@ -202,8 +203,13 @@ def _install_rejection_sampler() -> None:
         _replace(
             sampler, owner, "forward", _rejection_sampler.make_forward(engine, _stock(sampler, "forward"))
         )
-    if hasattr(engine, "compute_fly_entropy"):
-        _replace(sampler, owner, "__init__", _rejection_sampler.make_init(_stock(sampler, "__init__")))
+    _replace(sampler, owner, "__init__", _rejection_sampler.make_init(_stock(sampler, "__init__")))
+
+
+def _install_proposer() -> None:
+    proposer = importlib.import_module(_PROPOSER).SpecDecodeBaseProposer
+    init = _rejection_sampler.make_proposer_init(_stock(proposer, "__init__"))
+    _replace(proposer, f"{_PROPOSER}.SpecDecodeBaseProposer", "__init__", init)
 
 
 def _install_runner() -> None:
