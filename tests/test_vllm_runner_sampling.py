@@ -182,6 +182,20 @@ def test_fly(device: str, rejection_sample: Any) -> None:
     assert more > 0
 
 
+@pytest.mark.parametrize("drafted", [True, False], ids=["draft law", "no law"])
+@pytest.mark.parametrize("alike", [True, False], ids=["as many drafts", "ragged"])
+def test_block_verification(
+    device: str, rejection_sample: Any, handed_over: list[Call], alike: bool, drafted: bool
+) -> None:
+    more = 0
+    for seed in SEEDS:
+        step = Step(seed, device, alike=alike, drafted=drafted)
+        output = rejection_sample(**step.arguments, use_block_verification=True)
+        check(step, output, rule="block")
+        more += int(not torch.equal(output[0], rejection_sample(**step.arguments)[0]))
+    assert more > 0 and not handed_over
+
+
 def test_greedy_tokens_are_argmaxes(device: str, rejection_sample: Any) -> None:
     for seed in SEEDS:
         step = Step(seed, device)
@@ -199,7 +213,6 @@ def test_greedy_tokens_are_argmaxes(device: str, rejection_sample: Any) -> None:
     ("feature", "asked"),
     [
         ("watermarks", {"contexts": 1, "watermarking": 2, "watermark_key": 3, "watermarking_skip_mask": 4}),
-        ("block verification", {"use_block_verification": True}),
         ("Gumbel noise in float64", {"use_fp64": True}),
         ("FLy entropy of more than 64 ids", {"fly_window_size": 2, "fly_entropy_top_k": 65}),
     ],

@@ -630,10 +630,112 @@ class TestHandingOver:
         assert torch.equal(seen[0].sampled_token_ids, seen[1].sampled_token_ids)
 
 
-def test_block_verification_is_in_neither() -> None:
-    """vLLM has it in its newer runner alone. When this fails, the plug-in has to serve it or hand it over."""
+def block_sampler(method: str = "block") -> Any:
+    """A rejection sampler as the engine makes it of its configuration."""
+    config = SimpleNamespace(rejection_sample_method=method)
+    return engine.RejectionSampler(Sampler(), config, torch.device("cpu"))
+
+
+def accepted_of(tokens: Tensor) -> Tensor:
+    return (tokens >= 0).sum(dim=1) - 1
+
+
+def test_block_verification_accepts_what_its_paper_says() -> None:
+    """Its example: two tokens, p = (1/3, 2/3) and q = (2/3, 1/3), two drafts; 11/9 instead of 10/9."""
+    n = 30_000
+    p, q = torch.full((VOCAB_SIZE,), -math.inf), torch.zeros(VOCAB_SIZE)
+    p[:2], q[:2] = torch.tensor([1 / 3, 2 / 3]).log(), torch.tensor([2 / 3, 1 / 3])
+    drafts = torch.multinomial(q, 2 * n, replacement=True).view(n, 2)
+    for method, mean in (("block", 11 / 9), ("standard", 10 / 9)):
+        out = run(
+            drafts.tolist(),
+            p.repeat(3 * n, 1),
+            sampling([1.0] * n),
+            q.repeat(2 * n, 1),
+            block_sampler(method),
+        )
+        accepted = accepted_of(out.sampled_token_ids).double()
+        assert float(accepted.mean()) == pytest.approx(mean, abs=5 * float(accepted.std()) / n**0.5)
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 3, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("drafter", ["n-gram", "draft model"])
+def test_block_verification_follows_the_law(drafter: str, filters: dict[str, float]) -> None:
+    """Of three tokens, each dependent on those before it; what a step leaves is drawn after it."""
+    n, size, temperature = 30_000, 4, 0.8
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(size,), (size, size), (size, size, size)]
+    target = [torch.randn(*shape, generator=generator) for shape in shapes]
+    draft = [(t + 0.7 * torch.randn(t.shape, generator=generator)).softmax(-1) for t in target[:2]]
+    if drafter == "n-gram":
+        draft = [torch.nn.functional.one_hot(t.argmax(-1), size).float() for t in target[:2]]
+    first = torch.multinomial(draft[0], n, replacement=True)
+    second = torch.multinomial(draft[1][first], 1).squeeze(1)
+    wide = torch.full((n, 3, VOCAB_SIZE), -math.inf)
+    wide[:, 0, :size], wide[:, 1, :size], wide[:, 2, :size] = (
+        target[0],
+        target[1][first],
+        target[2][first, second],
+    )
+    probs = None
+    if drafter == "draft model":
+        probs = torch.zeros(n, 2, VOCAB_SIZE)
+        probs[:, 0, :size], probs[:, 1, :size] = draft[0], draft[1][first]
+        probs = probs.view(2 * n, VOCAB_SIZE)
+    more: dict[str, Any] = {
+        name: torch.full((n,), value, dtype=INT32 if name == "top_k" else torch.float32)
+        for name, value in filters.items()
+    }
+    drafts = torch.stack([first, second], dim=1).tolist()
+    metadata = sampling([temperature] * n, **more)
+    out = run(drafts, wide.view(3 * n, VOCAB_SIZE), metadata, probs, block_sampler())
+    tokens = out.sampled_token_ids.long()
+
+    def law(logits: Tensor) -> Tensor:
+        flat = logits.reshape(-1, size) / temperature
+        if "top_k" in filters:
+            flat = flat.where(flat >= flat.topk(3, dim=-1).values[:, -1:], -math.inf)
+        if "top_p" in filters:
+            ordered, ids = flat.softmax(-1).sort(descending=True)
+            out_of = torch.zeros_like(flat, dtype=torch.bool)
+            out_of.scatter_(1, ids, ordered.cumsum(-1) - ordered >= filters["top_p"])
+            flat = flat.masked_fill(out_of, -math.inf)
+        return flat.double().softmax(-1).view(logits.shape)
+
+    laws = [law(logits) for logits in target]
+    for slot in (1, 2):
+        missing = tokens[:, slot] < 0
+        before = tokens[missing, :slot].unbind(1)
+        tokens[missing, slot] = torch.multinomial(laws[slot][before], 1).squeeze(1)
+    joint = laws[0][:, None, None] * laws[1][:, :, None] * laws[2]
+    counts = torch.zeros(shapes[2]).index_put_(tokens.unbind(1), torch.ones(n), accumulate=True)
+    possible = joint.flatten() > 0
+    assert not counts.flatten()[~possible].any()
+    assert p_value(counts.flatten()[possible].long(), joint.flatten()[possible]) > ALARM
+    # The test can fail: drafts by other laws than those that were told.
+    if probs is not None:
+        lied = run(drafts, wide.view(3 * n, VOCAB_SIZE), metadata, probs.roll(1, 0), block_sampler())
+        first = torch.bincount(lied.sampled_token_ids[:, 0], minlength=size)[:size]
+        likely = laws[0] > 0
+        assert p_value(first[likely], laws[0][likely]) < ALARM
+
+
+@pytest.mark.parametrize("temperature", [[0.0] * 4, [0.0, 1.0, 0.0, 0.7]], ids=["greedy", "mixed"])
+def test_block_verification_judges_greedy_requests_alike(temperature: list[float]) -> None:
+    drafts = [[4, 4, 4], [1], [], [2, 3]]
+    logits = rows(drafts)
+    tokens = run(drafts, logits, sampling(temperature), sampler=block_sampler()).sampled_token_ids
+    greedy = torch.tensor(temperature) == 0
+    assert torch.equal(tokens[greedy], stock(drafts, logits, sampling([0.0] * 4)).sampled_token_ids[greedy])
+
+
+def test_the_engine_has_no_block_verification_here() -> None:
+    """Nor in 0.33: its newer runner alone has. It takes the method for "standard", with greedy drafts."""
     from vllm.config import speculative
+    from vllm.v1.spec_decode import llm_base_proposer
 
     assert "block" in speculative.RejectionSampleMethod.__args__
     for function in (engine.rejection_sample, _plugin._stock(engine, "rejection_sample")):
         assert not any("block" in name for name in inspect.signature(function).parameters)
+    stock_init = _plugin._stock(llm_base_proposer.SpecDecodeBaseProposer, "__init__")
+    assert '"block"' not in inspect.getsource(stock_init)
