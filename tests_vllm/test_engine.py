@@ -174,13 +174,17 @@ def test_synthetic_rates(job: EngineRun, result_of: Result) -> None:
     assert all(a > b for a, b in itertools.pairwise(accepted))
 
 
-@pytest.mark.needs(*(EngineRun(version, mode) for version in VERSIONS for mode in SAMPLED_DRAFTS))
-@pytest.mark.parametrize("version", VERSIONS)
-def test_block_verification_gets_draft_laws_and_accepts_more(version: str, result_of: Result) -> None:
+@pytest.mark.parametrize(
+    ("standard", "block"),
+    [tuple(EngineRun(version, mode) for mode in SAMPLED_DRAFTS) for version in VERSIONS],
+    ids=name_of,
+)
+def test_block_verification_gets_draft_laws_and_accepts_more(
+    standard: EngineRun, block: EngineRun, result_of: Result
+) -> None:
     """Of the sampled group: that comes after the greedy one, whose counts are in both."""
-    block, standard = (result_of(EngineRun(version, mode)) for mode in reversed(SAMPLED_DRAFTS))
     lengths = []
-    for result in (block, standard):
+    for result in map(result_of, (block, standard)):
         assert result["steps without and with a draft law"][1] > 100
         after, before = (result[f"counters after {group}"] for group in ("sampled", "greedy"))
         counters = {name: after[name] - before[name] for name in ("num_drafts", "num_accepted_tokens")}

@@ -350,7 +350,14 @@ def test_a_bonus_token_counts_the_drafts_before_it(feature: str, dtype: torch.dt
 
 
 def test_a_grammar_may_leave_nothing_but_stop_tokens() -> None:
-    """Then they stay, though the request has not its minimum length: as in the engine."""
+    """Then they stay, though the request has not its minimum length: as in the engine.
+
+    Else they go, in the bonus row too.
+    """
+    logits = torch.full((4, VOCAB_SIZE), -math.inf)
+    logits[:, 5], logits[:, 7] = 1.0, 2.0
+    metadata = sampling([0.0, 0.0], logitsprocs=min_tokens([1], [7], True), spec_token_ids=[[5], [7]])
+    assert run([[5], [7]], logits, metadata).sampled_token_ids.tolist() == [[5, 5], [7, 7]]
     logits = torch.full((2, VOCAB_SIZE), -math.inf)
     logits[0, 5] = logits[0, 7] = logits[1, 7] = 1.0
     for grammar, bonus in ((True, 7), (False, 0)):
