@@ -457,6 +457,9 @@ def test_a_filtered_request_without_drafts_gets_what_is_drawn_without_verificati
     step.sampler.use_fp64_gumbel = True
     assert sample(step.sampler, *arguments, return_logprobs=True) == "stock"
     assert handed_over == [((step.sampler, *arguments), {"return_logprobs": True})]
+    step.sampler.use_fp64_gumbel = False
+    derived = type("Watermarking", (SimpleNamespace,), {})(**vars(step.sampler))
+    assert sample(derived, *arguments) == "stock"
 
 
 class Rows:
