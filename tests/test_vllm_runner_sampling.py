@@ -457,7 +457,9 @@ def test_a_filtered_request_without_drafts_gets_what_is_drawn_without_verificati
     step.sampler.use_fp64_gumbel = True
     assert sample(step.sampler, *arguments, return_logprobs=True) == "stock"
     assert handed_over == [((step.sampler, *arguments), {"return_logprobs": True})]
-    step.sampler.use_fp64_gumbel = False
+    step.sampler.use_fp64_gumbel, step.sampler.logprobs_mode = False, "processed_logits"
+    assert sample(step.sampler, *arguments) != "stock"
+    assert sample(step.sampler, *arguments, return_logprobs=True) == "stock"
     derived = type("Watermarking", (SimpleNamespace,), {})(**vars(step.sampler))
     assert sample(derived, *arguments) == "stock"
 

@@ -11,6 +11,9 @@ draft i of a request is the input of its row i + 1, and row i verifies it.
 ``pos`` is the position of a row's input token. Keyed by it, both functions draw the same for a request that
 has no drafts. A draft is keyed by its place in the chain as well.
 
+What a request asks of its logits is done before these two are called, by methods of the engine's samplers.
+Their replacements leave temperature, top-k, top-p and min-p to the ops.
+
 By default ``gumbel_sample`` stays vLLM's. Its noise is a murmur hash of seed, position and token, and
 verification draws from Philox, so a draft and the coin that judges it share no random numbers either way.
 """
@@ -217,7 +220,7 @@ def make_verify(stock: Callable[..., Any], make_context: Callable[..., Any]) -> 
         fly_window_size = getattr(self, "fly_window_size", 0)
         if (
             not sampler.needs_logits_processing[idx_mapping_np].any()
-            or _shows_processed(sampler, idx_mapping_np)
+            or _shows_processed(sampler, (states.num_logprobs[idx_mapping_np] >= 0).any())
             # What ``rejection_sample`` hands over is handed over by it.
             or self.watermark_key is not None
             or sampler.use_fp64_gumbel
@@ -301,7 +304,7 @@ def make_sample(
     ) -> tuple[Tensor, Tensor]:
         if (
             not self.needs_logits_processing[idx_mapping_np].any()
-            or _shows_processed(self, idx_mapping_np)
+            or _shows_processed(self, return_logprobs)
             or self.use_fp64_gumbel
             or type(self) is not owner
         ):
@@ -374,12 +377,9 @@ def _verify_rows(
     return token_ids, num_accepted + 1
 
 
-def _shows_processed(sampler: Any, idx_mapping_np: Any) -> bool:
+def _shows_processed(sampler: Any, logprobs: Any) -> bool:
     """Whether somebody looks at the logits after filters: then the engine's own code makes them."""
-    return bool(sampler.return_sampling_mask) or (
-        sampler.logprobs_mode.startswith("processed")
-        and bool((sampler.sampling_states.num_logprobs[idx_mapping_np] >= 0).any())
-    )
+    return bool(sampler.return_sampling_mask or (logprobs and sampler.logprobs_mode.startswith("processed")))
 
 
 def _filters(states: Any, idx_mapping_np: Any) -> dict[str, Any]:
