@@ -357,7 +357,7 @@ class FilteredStep(Step):
 
 @pytest.fixture
 def verify(handed_over: list[Call]) -> Callable[..., Any]:
-    return runner_sampling.make_verify(noting(handed_over), SimpleNamespace)
+    return runner_sampling.make_verify(noting(handed_over), SimpleNamespace, SimpleNamespace)
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "synthetic", "FLy"])
@@ -425,6 +425,14 @@ def test_the_engine_filters_what_is_not_there(
     if name == "logprobs_mode":
         step.sampler.sampling_states.num_logprobs.fill(-1)
         assert step.verify(verify) != "stock", "nobody looks"
+
+
+def test_samplers_of_another_class_are_served_by_the_engine(verify: Any, handed_over: list[Call]) -> None:
+    """Of theirs nothing is known."""
+    step = FilteredStep(0, "cpu")
+    step.verifier.sampler = type("OtherSampler", (SimpleNamespace,), {})(sampling_states=None)
+    assert step.verify(verify) == "stock"
+    assert len(handed_over) == 1
 
 
 @pytest.mark.parametrize("asked", [None, PenaltiesState])
@@ -636,10 +644,11 @@ def draw_otherwise(
     return (logits.float() / temperature[slots, None] + noise).argmax(-1)
 
 
+@pytest.mark.parametrize("block", [False, True], ids=["token level", "block"])
 @pytest.mark.parametrize("drawn_by", ["sample", "another's draw"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_decoding_follows_the_law_of_the_target(
-    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float, drawn_by: str
+    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float, drawn_by: str, block: bool
 ) -> None:
     """Whole runs, drafted with the seeds that verify: at each position, and at pairs of them.
 
@@ -685,6 +694,7 @@ def test_decoding_follows_the_law_of_the_target(
             temperatures,
             seeds,
             k,
+            use_block_verification=block,
         )
         for column in range(k + 1):
             valid = counts > column
@@ -709,7 +719,8 @@ def test_nothing_waits_for_the_device_and_graphs_repeat_it(
 
     def run() -> tuple[Tensor, ...]:
         tokens = gumbel_sample(*rows.arguments, True, True, logits_cache=rows.cache, logits_cache_col=column)
-        return (*rejection_sample(**step.arguments), tokens)
+        blocks = rejection_sample(**step.arguments, use_block_verification=True)
+        return (*rejection_sample(**step.arguments), *blocks, tokens)
 
     run()
     torch.cuda.synchronize()

@@ -251,11 +251,10 @@ def _install_runner_filters() -> None:
         _report.record(f"{verifier_name}._verify", _NO_TRITON)
         return
     make_context = _resolve(runner_sampling.CONTEXT)
-    verifier = _resolve(verifier_name)
-    verify = runner_sampling.make_verify(_stock(verifier, "_verify"), make_context)
+    verifier, sampler = _resolve(verifier_name), _resolve(sampler_name)
+    verify = runner_sampling.make_verify(_stock(verifier, "_verify"), make_context, sampler)
     _replace(verifier, verifier_name, "_verify", verify)
     if os.environ.get(SWITCH) == "all":
-        sampler = _resolve(sampler_name)
         sample = runner_sampling.make_sample(_stock(sampler, "sample"), make_context, sampler)
         _replace(sampler, sampler_name, "sample", sample)
 

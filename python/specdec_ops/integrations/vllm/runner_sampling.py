@@ -192,7 +192,9 @@ def make_gumbel_sample(stock: Callable[..., Any]) -> Callable[..., Any]:
     return gumbel_sample
 
 
-def make_verify(stock: Callable[..., Any], make_context: Callable[..., Any]) -> Callable[..., Any]:
+def make_verify(
+    stock: Callable[..., Any], make_context: Callable[..., Any], sampler_class: Any
+) -> Callable[..., Any]:
     """Returns the replacement for ``RejectionSampler._verify``, which hands filters on as they are.
 
     The engine's own copies the logits to float32, and scales, sorts and masks them, before it verifies.
@@ -200,6 +202,7 @@ def make_verify(stock: Callable[..., Any], make_context: Callable[..., Any]) -> 
     Args:
         stock: The method to hand calls over to.
         make_context: The engine's ``LogitsContext``, for what else is done to logits.
+        sampler_class: The class of the samplers that are served; watermarks have one derived from it.
     """
 
     def _verify(
@@ -219,7 +222,8 @@ def make_verify(stock: Callable[..., Any], make_context: Callable[..., Any]) -> 
         sampler, states = self.sampler, self.sampler.sampling_states
         fly_window_size = getattr(self, "fly_window_size", 0)
         if (
-            not sampler.needs_logits_processing[idx_mapping_np].any()
+            type(sampler) is not sampler_class
+            or not sampler.needs_logits_processing[idx_mapping_np].any()
             or _shows_processed(sampler, (states.num_logprobs[idx_mapping_np] >= 0).any())
             # What ``rejection_sample`` hands over is handed over by it.
             or self.watermark_key is not None
@@ -280,14 +284,14 @@ def make_verify(stock: Callable[..., Any], make_context: Callable[..., Any]) -> 
 
 
 def make_sample(
-    stock: Callable[..., Any], make_context: Callable[..., Any], owner: Any
+    stock: Callable[..., Any], make_context: Callable[..., Any], sampler_class: Any
 ) -> Callable[..., Any]:
     """Returns the replacement for ``Sampler.sample``: what ``make_verify`` is, for steps without drafts.
 
     Args:
         stock: The method to hand calls over to.
         make_context: The engine's ``LogitsContext``, for what else is done to logits.
-        owner: The class of the samplers that are served; watermarks have one derived from it.
+        sampler_class: As in ``make_verify``.
     """
 
     def sample_step(
@@ -303,10 +307,10 @@ def make_sample(
         return_logprobs: bool = False,
     ) -> tuple[Tensor, Tensor]:
         if (
-            not self.needs_logits_processing[idx_mapping_np].any()
+            type(self) is not sampler_class
+            or not self.needs_logits_processing[idx_mapping_np].any()
             or _shows_processed(self, return_logprobs)
             or self.use_fp64_gumbel
-            or type(self) is not owner
         ):
             return stock(  # type: ignore[no-any-return]
                 self,
