@@ -349,6 +349,17 @@ def test_a_bonus_token_counts_the_drafts_before_it(feature: str, dtype: torch.dt
         assert run([[5, 5, 5]], logits, metadata).sampled_token_ids.tolist() == [tokens], length
 
 
+def test_bad_words_reach_from_the_output_into_the_drafts() -> None:
+    logits = torch.full((3, VOCAB_SIZE), -20.0)
+    logits[0, 4] = logits[1, 2] = logits[2, 4] = 9.0
+    logits[:, 5] = 8.0
+    for output, token in (([3, 4, 4], 5), ([4, 3, 4], 2)):
+        words = {0: [[4, 4, 4, 2], [9]], 1: [[5]]}
+        more = {"bad_words_token_ids": words, "output_token_ids": [output, []], "spec_token_ids": [[4], []]}
+        tokens = run([[4], []], logits, sampling([0.0, 0.0], **more)).sampled_token_ids
+        assert tokens.tolist() == [[4, token], [4, -1]]
+
+
 def test_a_grammar_may_leave_nothing_but_stop_tokens() -> None:
     """Then they stay, though the request has not its minimum length: as in the engine.
 
