@@ -86,6 +86,11 @@ PLUGIN = (
     Case(1, 3, Draft.GREEDY),
     Case(16, 3, Draft.GREEDY),
 )
+PLUGIN_FILTERS = (
+    Case(16, 3, Draft.DENSE, goals=Goals(vllm=25, read_loop=None)),
+    Case(16, 3, Draft.DENSE, torch.bfloat16, goals=Goals(vllm=25, read_loop=None)),
+    Case(1, 3, Draft.ONE_HOT),
+)
 #: Ops that touch no logits; an engine calls them one by one between its steps.
 PREPARATION = Case(16, 3, Draft.ONE_HOT, vocab_size=64, goals=Goals(read_loop=None, microseconds=6))
 ROWS = (

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from _cases import Inputs
@@ -106,23 +107,46 @@ def forward(inputs: Inputs) -> Call:
     return functools.partial(stock, *_forward_arguments(inputs))
 
 
-def plugin_forward(inputs: Inputs) -> Call:
+def filtered_forward(inputs: Inputs, top_k: int, top_p: float) -> Call:
+    """The same for requests with filters, which it raises for unless a fault is mended: see docs/vllm.md."""
+    engine = load()
+    stock, arguments = engine.RejectionSampler.forward, _forward_arguments(inputs, top_k, top_p)
+    counts = torch.full((inputs.case.batch,), inputs.case.num_drafts)
+
+    def expand(values: Tensor, *args: Any, replace_from: float = 0, replace_to: float = 0) -> Tensor:
+        return values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts)
+
+    def call() -> Any:
+        with mock.patch.object(engine, "expand_batch_to_tokens", expand):
+            return stock(*arguments)
+
+    return call
+
+
+def plugin_forward(inputs: Inputs, top_k: int | None = None, top_p: float | None = None) -> Call:
     """What the plug-in puts in its place, on the same arguments."""
     from specdec_ops.integrations.vllm import _rejection_sampler
 
     engine = load()
     ours = _rejection_sampler.make_forward(engine, engine.RejectionSampler.forward)
-    return functools.partial(ours, *_forward_arguments(inputs))
+    return functools.partial(ours, *_forward_arguments(inputs, top_k, top_p))
 
 
-def _forward_arguments(inputs: Inputs) -> tuple[Any, ...]:
+def _forward_arguments(
+    inputs: Inputs, top_k: int | None = None, top_p: float | None = None
+) -> tuple[Any, ...]:
     """A sampler, then what the engine gives it."""
     engine = load()
     from vllm.v1.sample.sampler import Sampler
 
     sampler = engine.RejectionSampler(Sampler())
     metadata = _spec_decode_metadata(inputs)
-    return sampler, metadata, _draft_probs(inputs), inputs.target_logits, _sampling_metadata(inputs)
+    sampling_metadata = _sampling_metadata(inputs)
+    if top_k is not None:
+        sampling_metadata.top_k = torch.full((inputs.case.batch,), top_k, dtype=torch.int32)
+    if top_p is not None:
+        sampling_metadata.top_p = torch.full((inputs.case.batch,), top_p)
+    return sampler, metadata, _draft_probs(inputs), inputs.target_logits, sampling_metadata
 
 
 def greedy_argmax(inputs: Inputs) -> Call:

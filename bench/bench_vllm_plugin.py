@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import _vllm
 import pytest
 import torch
-from _cases import ACCEPTANCE, PLUGIN, Case, Inputs
+from _cases import ACCEPTANCE, PLUGIN, PLUGIN_FILTERS, Case, Inputs
+from _interleave import Call
 from _suite import OURS, Calls, Suite
+from bench_filters import TOP_K, TOP_P, cut
 
 
 def check(sets: Sequence[Inputs], calls: Calls) -> Mapping[str, float]:
@@ -32,6 +35,32 @@ def check(sets: Sequence[Inputs], calls: Calls) -> Mapping[str, float]:
     return facts
 
 
+def filtered(inputs: Inputs) -> Call:
+    return _vllm.plugin_forward(inputs, TOP_K, TOP_P)
+
+
+def vllm_filtered(inputs: Inputs) -> Call:
+    return _vllm.filtered_forward(inputs, TOP_K, TOP_P)
+
+
+def check_filtered(sets: Sequence[Inputs], calls: Calls) -> Mapping[str, float]:
+    """Tokens are those without filters of rows that were cut before; vLLM accepts as many."""
+    inputs = sets[0]
+    rows = cut(inputs.target_logits, float(inputs.temperature[0]))
+    tokens = []
+    for call in (_vllm.plugin_forward(dataclasses.replace(inputs, target_logits=rows)), filtered(inputs)):
+        torch.manual_seed(0)
+        tokens.append(call().sampled_token_ids)
+    assert torch.equal(*tokens)
+    facts, judged = {}, 0
+    for name, of_sets in calls.items():
+        accepted = torch.cat([(call().sampled_token_ids >= 0).sum(dim=1) - 1 for call in of_sets])
+        judged = int((accepted + 1).clamp(max=inputs.case.num_drafts).sum())
+        facts[name] = float(accepted.sum() / judged)
+    assert abs(facts[OURS] - facts["vllm"]) < 6 * math.sqrt(0.5 / judged)
+    return facts
+
+
 SUITE = Suite(
     name="vllm-forward",
     cases=PLUGIN,
@@ -40,8 +69,25 @@ SUITE = Suite(
 )
 
 
+FILTERED = Suite(
+    name="vllm-forward-filtered",
+    cases=PLUGIN_FILTERS,
+    implementations={OURS: filtered, "vllm": vllm_filtered},
+    check=check_filtered,
+)
+
+
 @pytest.mark.parametrize(("case", "implementation"), SUITE.parameters() if _vllm.present() else (), ids=str)
 def test_vllm_plugin(
     case: Case, implementation: str, side_by_side: Callable[[Suite, Case, str], None]
 ) -> None:
     side_by_side(SUITE, case, implementation)
+
+
+@pytest.mark.parametrize(
+    ("case", "implementation"), FILTERED.parameters() if _vllm.present() else (), ids=str
+)
+def test_vllm_plugin_with_filters(
+    case: Case, implementation: str, side_by_side: Callable[[Suite, Case, str], None]
+) -> None:
+    side_by_side(FILTERED, case, implementation)

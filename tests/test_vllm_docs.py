@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FEATURES = (
     "greedy, sampling, seeded, n-gram, draft model, EAGLE, DFlash, synthetic, FLy, block, logprobs, grammar, "
-    "penalties"
+    "filters, penalties"
 )
 
 

@@ -210,7 +210,8 @@ def test_an_engine_that_is_laid_out_otherwise_keeps_its_own_code(platform: Any) 
     """Modules are missing: each group of replacements says so, and nothing is raised."""
     text = plugin.describe()
     assert text.startswith("vLLM 9.9.9, platform cpu\n")
-    assert list(_report.replacements) == ["kernels", "rejection_sampler", "runner"]
+    groups = ["kernels", "rejection_sampler", "proposer", "runner", "runner_filters"]
+    assert list(_report.replacements) == groups
     assert not any(replacement.replaced for replacement in _report.replacements.values())
     assert text.count("not replaced, since ModuleNotFoundError") == 2
 

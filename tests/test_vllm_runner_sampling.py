@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import chi_square
+import numpy as np
 import pytest
 import specdec_ops
 import torch
@@ -125,13 +127,12 @@ class Step:
             given["target_logits"][begin:end, : self.vocab_size],
             given["draft_sampled"][begin + 1 : end],
             torch.tensor([0, self.counts[r]], device=given["seed"].device),
-            temperature=1.0 if temperature > 0 else 0.0,
             draft_temperature=temperature,
             draft_logits=None if cache is None else cache[slot, : self.counts[r], : self.vocab_size],
             seeds=int(given["seed"][slot]),
             positions=given["pos"][begin : begin + 1],
             max_num_draft_tokens=self.k,
-            **rule,
+            **{"temperature": 1.0 if temperature > 0 else 0.0, **rule},
         )
 
 
@@ -182,6 +183,20 @@ def test_fly(device: str, rejection_sample: Any) -> None:
     assert more > 0
 
 
+@pytest.mark.parametrize("drafted", [True, False], ids=["draft law", "no law"])
+@pytest.mark.parametrize("alike", [True, False], ids=["as many drafts", "ragged"])
+def test_block_verification(
+    device: str, rejection_sample: Any, handed_over: list[Call], alike: bool, drafted: bool
+) -> None:
+    more = 0
+    for seed in SEEDS:
+        step = Step(seed, device, alike=alike, drafted=drafted)
+        output = rejection_sample(**step.arguments, use_block_verification=True)
+        check(step, output, rule="block")
+        more += int(not torch.equal(output[0], rejection_sample(**step.arguments)[0]))
+    assert more > 0 and not handed_over
+
+
 def test_greedy_tokens_are_argmaxes(device: str, rejection_sample: Any) -> None:
     for seed in SEEDS:
         step = Step(seed, device)
@@ -199,7 +214,6 @@ def test_greedy_tokens_are_argmaxes(device: str, rejection_sample: Any) -> None:
     ("feature", "asked"),
     [
         ("watermarks", {"contexts": 1, "watermarking": 2, "watermark_key": 3, "watermarking_skip_mask": 4}),
-        ("block verification", {"use_block_verification": True}),
         ("Gumbel noise in float64", {"use_fp64": True}),
         ("FLy entropy of more than 64 ids", {"fly_window_size": 2, "fly_entropy_top_k": 65}),
     ],
@@ -217,6 +231,245 @@ def test_the_engine_verifies_what_is_not_there(
     assert _report.handed_over == {feature: 1}
     assert "fly_window_size" in got or feature[:3] != "FLy"
     assert ("fly_window_size" in got) == ("fly_window_size" in asked), "0.32 has no FLy"
+
+
+class Processor:
+    """A logits processor of the engine: adds to the logits of one id, in the rows of requests that ask."""
+
+    def __init__(self, asked: Sequence[int] = ()) -> None:
+        self.asked = np.isin(np.arange(NUM_SLOTS), asked)
+        self.use_penalty = self.use_logit_bias = self.asked
+        self.num_bad_words = SimpleNamespace(np=self.asked.astype(np.int32))
+
+    def apply(self, logits: Tensor, context: SimpleNamespace) -> Tensor:
+        assert logits.dtype == torch.float32
+        rows = torch.from_numpy(self.asked).to(logits.device)[context.expanded_idx_mapping.long()]
+        logits[:, 3] += 2.0 * rows
+        return logits
+
+
+class PenaltiesState(Processor): ...
+
+
+class LogitBiasState(Processor): ...
+
+
+class BadWordsState(Processor): ...
+
+
+class Custom(Processor): ...
+
+
+PROCESSORS = (PenaltiesState, LogitBiasState, BadWordsState, Custom)
+
+
+class ThinkingBudgetState(Processor):
+    @property
+    def enabled(self) -> bool:
+        return bool(self.asked.any())
+
+    @property
+    def use_thinking_budget(self) -> Any:
+        return self.asked
+
+
+class FilteredStep(Step):
+    """A step whose requests have filters, and the samplers of the engine that hold them."""
+
+    def __init__(self, seed: int, device: str, *, asked: Sequence[type] = (), **more: Any) -> None:
+        super().__init__(seed, device, **more)
+        self.rng = rng = random.Random(seed)
+        width = self.arguments["target_logits"].shape[1]
+        self.filters = [
+            {
+                "top_k": rng.choice([width, rng.randint(1, 20)]),
+                "top_p": rng.choice([1.0, rng.uniform(0.1, 1.0)]),
+                "min_p": rng.choice([0.0, rng.uniform(0.0, 0.5)]),
+            }
+            for _ in range(NUM_SLOTS)
+        ]
+        self.asked = self.slots[::2] if asked else []
+        states = SimpleNamespace(
+            vocab_size=width,
+            num_logprobs=np.full(NUM_SLOTS, -1),
+            temperature=self.kept("temperature"),
+            seeds=self.kept("seed"),
+        )
+        for name, dtype in (("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)):
+            values = torch.tensor([each[name] for each in self.filters], dtype=dtype)
+            setattr(states, name, SimpleNamespace(np=values.numpy(), gpu=values.to(device)))
+        self.sampler = SimpleNamespace(
+            sampling_states=states,
+            needs_logits_processing=np.ones(NUM_SLOTS, dtype=bool),
+            logprobs_mode="raw_logprobs",
+            return_sampling_mask=False,
+            use_fp64_gumbel=False,
+            logits_processors=[
+                each(self.asked if each in asked else ()) for each in PROCESSORS[: 3 + (Custom in asked)]
+            ],
+            thinking_budget_state=ThinkingBudgetState(self.asked if ThinkingBudgetState in asked else ()),
+        )
+        self.verifier = SimpleNamespace(
+            sampler=self.sampler,
+            watermark_key=None,
+            num_speculative_steps=self.k,
+            use_block_verification=False,
+            synthetic_conditional_rates=None,
+        )
+
+    def kept(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(gpu=self.arguments[name], np=self.arguments[name].cpu().numpy())
+
+    def verify(self, verify: Callable[..., Any], logits: Tensor | None = None) -> Any:
+        given = self.arguments
+        return verify(
+            self.verifier,
+            given["target_logits"] if logits is None else logits,
+            given["draft_logits"],
+            torch.zeros_like(given["draft_sampled"]),
+            given["pos"],
+            given["cu_num_logits"],
+            given["idx_mapping"],
+            given["idx_mapping"].cpu().numpy(),
+            given["expanded_idx_mapping"],
+            given["expanded_local_pos"],
+            None,
+            given["draft_sampled"],
+        )
+
+    def rows(self) -> Tensor:
+        """What the laws are of."""
+        logits = self.arguments["target_logits"]
+        if not self.asked:
+            return logits
+        logits = logits.to(torch.float32, copy=True)
+        asked = torch.tensor([int(slot) in self.asked for slot in self.arguments["expanded_idx_mapping"]])
+        logits[:, 3] += 2.0 * asked.to(logits.device)
+        return logits
+
+    def alone(self, r: int, **rule: Any) -> specdec_ops.VerifyChainOutput:
+        temperature = float(self.arguments["temperature"][self.slots[r]])
+        unscaled = {"temperature": temperature, **self.filters[self.slots[r]]}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(self.arguments, "target_logits", self.rows())
+            return super().alone(r, **unscaled, **rule)
+
+
+@pytest.fixture
+def verify(handed_over: list[Call]) -> Callable[..., Any]:
+    return runner_sampling.make_verify(noting(handed_over), SimpleNamespace, SimpleNamespace)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "synthetic", "FLy"])
+def test_filters_go_to_verify_chain(device: str, verify: Any, handed_over: list[Call], rule: str) -> None:
+    """No copy is made of the logits, in any dtype."""
+    for seed in SEEDS:
+        step = FilteredStep(seed, device, drafted=seed % 3 > 0)
+        arguments: dict[str, Any] = {"rule": rule} if rule in ("token", "block") else {}
+        step.verifier.use_block_verification = rule == "block"
+        if rule == "synthetic":
+            rates = torch.full((step.k,), 0.5, device=device)
+            step.verifier.synthetic_conditional_rates = arguments["accept_rates"] = rates
+        elif rule == "FLy":
+            arguments = {"fly_window_size": 1, "fly_entropy_threshold": 0.2, "fly_entropy_top_k": 4}
+            for name, value in arguments.items():
+                setattr(step.verifier, name, value)
+        logits, *output = step.verify(verify)
+        assert logits is step.arguments["target_logits"]
+        check(step, output, **arguments)
+    assert not handed_over
+    assert _report.calls["RejectionSampler._verify (V2)"] == len(SEEDS)
+
+
+@pytest.mark.parametrize("asked", [*PROCESSORS, ThinkingBudgetState])
+def test_what_else_is_asked_of_logits_is_done_by_the_engine(
+    device: str, verify: Any, handed_over: list[Call], asked: type
+) -> None:
+    """On a float32 copy, and filters go to verify_chain all the same."""
+    for seed in SEEDS:
+        step = FilteredStep(seed, device, asked=[asked])
+        before = step.arguments["target_logits"].clone()
+        rows, *output = step.verify(verify)
+        assert torch.equal(rows, step.rows()) and rows.dtype == torch.float32
+        check(step, output)
+        assert torch.equal(step.arguments["target_logits"], before)
+    assert not handed_over
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        ("sampler", "needs_logits_processing", np.zeros(NUM_SLOTS, dtype=bool)),
+        ("sampler", "return_sampling_mask", True),
+        ("sampler", "use_fp64_gumbel", True),
+        ("sampler", "logprobs_mode", "processed_logprobs"),
+        ("verifier", "watermark_key", 7),
+        ("verifier", "fly_entropy_top_k", 65),
+    ],
+)
+def test_the_engine_filters_what_is_not_there(
+    verify: Any, handed_over: list[Call], owner: str, name: str, value: Any
+) -> None:
+    """Or where it has nothing to do, or shows what is left."""
+    step = FilteredStep(0, "cpu")
+    step.sampler.sampling_states.num_logprobs[step.slots[0]] = 2
+    step.verifier.fly_window_size, step.verifier.fly_entropy_threshold = 1, 0.3
+    step.verifier.fly_entropy_top_k = 3
+    step.verify(verify)
+    assert not handed_over
+    setattr(getattr(step, owner), name, value)
+    assert step.verify(verify) == "stock"
+    ((args, kwargs),) = handed_over
+    assert args[0] is step.verifier and args[1] is step.arguments["target_logits"] and not kwargs
+    assert args[-1] is step.arguments["draft_sampled"]
+    if name == "logprobs_mode":
+        step.sampler.sampling_states.num_logprobs.fill(-1)
+        assert step.verify(verify) != "stock", "nobody looks"
+
+
+def test_samplers_of_another_class_are_served_by_the_engine(verify: Any, handed_over: list[Call]) -> None:
+    """Of theirs nothing is known."""
+    step = FilteredStep(0, "cpu")
+    step.verifier.sampler = type("OtherSampler", (SimpleNamespace,), {})(sampling_states=None)
+    assert step.verify(verify) == "stock"
+    assert len(handed_over) == 1
+
+
+@pytest.mark.parametrize("asked", [None, PenaltiesState])
+def test_a_filtered_request_without_drafts_gets_what_is_drawn_without_verification(
+    device: str, verify: Any, handed_over: list[Call], asked: type | None
+) -> None:
+    sample = runner_sampling.make_sample(noting(handed_over), SimpleNamespace, SimpleNamespace)
+    compared = 0
+    for seed in SEEDS:
+        step = FilteredStep(seed, device, drafted=False, asked=[asked] if asked else ())
+        given = step.arguments
+        _, sampled, _ = step.verify(verify)
+        arguments = [
+            given["target_logits"],
+            given["expanded_idx_mapping"],
+            given["idx_mapping"],
+            given["idx_mapping"].cpu().numpy(),
+            given["pos"],
+            given["draft_sampled"],
+            given["expanded_local_pos"],
+            None,
+        ]
+        drawn, rows = sample(step.sampler, *arguments)
+        assert torch.equal(rows, step.rows())
+        for r in range(step.size):
+            if step.counts[r] == 0:
+                assert sampled[r, 0] == drawn[step.first_rows[r]]
+                compared += 1
+    assert compared > len(SEEDS) / 2 and not handed_over
+    step.sampler.use_fp64_gumbel = True
+    assert sample(step.sampler, *arguments, return_logprobs=True) == "stock"
+    assert handed_over == [((step.sampler, *arguments), {"return_logprobs": True})]
+    step.sampler.use_fp64_gumbel, step.sampler.logprobs_mode = False, "processed_logits"
+    assert sample(step.sampler, *arguments) != "stock"
+    assert sample(step.sampler, *arguments, return_logprobs=True) == "stock"
+    derived = type("Watermarking", (SimpleNamespace,), {})(**vars(step.sampler))
+    assert sample(derived, *arguments) == "stock"
 
 
 class Rows:
@@ -391,10 +644,11 @@ def draw_otherwise(
     return (logits.float() / temperature[slots, None] + noise).argmax(-1)
 
 
+@pytest.mark.parametrize("block", [False, True], ids=["token level", "block"])
 @pytest.mark.parametrize("drawn_by", ["sample", "another's draw"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_decoding_follows_the_law_of_the_target(
-    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float, drawn_by: str
+    device: str, gumbel_sample: Any, rejection_sample: Any, temperature: float, drawn_by: str, block: bool
 ) -> None:
     """Whole runs, drafted with the seeds that verify: at each position, and at pairs of them.
 
@@ -440,6 +694,7 @@ def test_decoding_follows_the_law_of_the_target(
             temperatures,
             seeds,
             k,
+            use_block_verification=block,
         )
         for column in range(k + 1):
             valid = counts > column
@@ -464,7 +719,8 @@ def test_nothing_waits_for_the_device_and_graphs_repeat_it(
 
     def run() -> tuple[Tensor, ...]:
         tokens = gumbel_sample(*rows.arguments, True, True, logits_cache=rows.cache, logits_cache_col=column)
-        return (*rejection_sample(**step.arguments), tokens)
+        blocks = rejection_sample(**step.arguments, use_block_verification=True)
+        return (*rejection_sample(**step.arguments), *blocks, tokens)
 
     run()
     torch.cuda.synchronize()

@@ -72,6 +72,7 @@ def speculative_config(mode: str, paths: dict[str, str]) -> dict[str, Any] | Non
             "synthetic_acceptance_rates": SYNTHETIC_RATES,
         },
         "FLy": {"rejection_sample_method": "fly", "fly_window_size": 1},
+        "block": {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"},
     }[variant]
     return config
 
@@ -164,22 +165,26 @@ class Run:
         }
 
 
-def observe_steps() -> Any:
-    """Has every rejection sampler's result counted by the package's own metrics."""
+def observe_steps() -> tuple[Any, list[int]]:
+    """Has every rejection sampler's result counted by the package's own metrics.
+
+    Returns them, and the numbers of steps without and with a draft law.
+    """
     import specdec_ops
     from vllm.v1.sample.rejection_sampler import RejectionSampler
 
     metrics = specdec_ops.AcceptanceMetrics(NUM_DRAFT_TOKENS)
-    forward = RejectionSampler.forward
+    forward, steps = RejectionSampler.forward, [0, 0]
 
-    def observed(self: Any, metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        output = forward(self, metadata, *args, **kwargs)
+    def observed(self: Any, metadata: Any, draft_probs: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, metadata, draft_probs, *args, **kwargs)
+        steps[draft_probs is not None] += 1
         accepted = specdec_ops.count_accepted(output.sampled_token_ids).num_accepted
         metrics.observe(accepted, cu_num_draft_tokens=metadata.cu_num_draft_tokens)
         return output
 
     RejectionSampler.forward = observed
-    return metrics
+    return metrics, steps
 
 
 def plugin_report(worker: Any = None) -> dict[str, Any]:
@@ -210,7 +215,7 @@ def main() -> None:
     run = Run(job["mode"], folder)
     lap("start")
     in_process = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    metrics = observe_steps() if in_process and job["mode"] != "plain" else None
+    observed = observe_steps() if in_process and job["mode"] != "plain" else None
     for group in job["groups"]:
         try:
             result[group] = getattr(run, group)()
@@ -219,7 +224,8 @@ def main() -> None:
             break
         lap(group)
         result[f"counters after {group}"] = run.counters()
-    if metrics is not None:
+    if observed is not None:
+        metrics, result["steps without and with a draft law"] = observed
         result["metrics"] = metrics.snapshot()._asdict()
     result["plug-in"] = plugin_report() if in_process else run.llm.collective_rpc(plugin_report)[0]
     (folder / "result.json").write_text(json.dumps(result))

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import as_gpu_worker  # noqa: F401  it makes vLLM importable
@@ -23,7 +23,6 @@ from test_jit_warmup import *  # noqa: F403
 from test_runner_kernels import *  # noqa: F403
 from torch import Tensor
 from vllm.v1.sample import sampler as sampler_module
-from vllm.v1.sample.ops import topk_topp_sampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -61,7 +60,21 @@ def waiting_is_an_error(apply: bool) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("feature", ["none", "top_k", "generators", "synthetic", "logprobs"])
+FEATURES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "none": lambda batch: {},
+    "filters": lambda batch: forward.random_filters(batch, seed=2),
+    "generators": lambda batch: {"generators": {1: torch.Generator(DEVICE).manual_seed(1)}},
+    "synthetic": lambda batch: {},
+    "block": lambda batch: forward.random_filters(batch, seed=2),
+    "logprobs": lambda batch: {"max_num_logprobs": 2},
+    **{
+        name: forward.GREEDY_FEATURES[name]
+        for name in ("penalties", "allowed ids", "bad words", "min tokens")
+    },
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("temperature", [[0.0], [0.8], [0.0, 0.7, 1.0]])
 def test_forward_gives_the_tokens_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch, temperature: list[float], feature: str
@@ -70,12 +83,12 @@ def test_forward_gives_the_tokens_of_the_cpu(
     monkeypatch.setattr(
         _rejection_sampler, "_draw_seeds", lambda _, batch, device: torch.arange(batch, device=device) * 7 + 1
     )
-    # Which kernels truncate is the engine's choice for its platform, and both devices are asked here.
+    # Which kernels truncate is the engine's choice for its platform, and none is called here.
     monkeypatch.setattr(sampler_module, "TopKTopPSampler", lambda *_: None)
-    monkeypatch.setattr(engine_module, "apply_top_k_top_p", topk_topp_sampler.apply_top_k_top_p_pytorch)
     batch = 6
     drafts = forward.ragged(batch, seed=3)
     logits = forward.rows(drafts)
+    law = torch.rand(sum(map(len, drafts)), forward.VOCAB_SIZE).softmax(1) if feature == "block" else None
     outputs = []
     for device in ("cpu", DEVICE):
 
@@ -87,21 +100,20 @@ def test_forward_gives_the_tokens_of_the_cpu(
             }
             return dataclasses.replace(value, **changes)
 
-        more: dict[str, Any] = {}
-        if feature == "top_k":
-            more = {"top_k": torch.full((batch,), 4, dtype=torch.int32)}
-        elif feature == "generators":
-            more = {"generators": {1: torch.Generator(device).manual_seed(1)}}
-        elif feature == "logprobs":
-            more = {"max_num_logprobs": 2}
         sampler = engine_module.RejectionSampler(sampler_module.Sampler())
         if feature == "synthetic":
             sampler.synthetic_mode = True
             sampler.synthetic_conditional_rates = torch.full((3,), 0.5, device=device)
-        metadata = forward.sampling((temperature * batch)[:batch], **more)
+        sampler.use_block_verification = feature == "block"
+        torch.manual_seed(0)
+        metadata = forward.sampling((temperature * batch)[:batch], **FEATURES[feature](batch))
+        if metadata.all_greedy:
+            metadata.top_k = metadata.top_p = None
         calls = _report.calls["RejectionSampler.forward"]
-        arguments = moved(forward.spec_decode(drafts)), None, logits.to(device), moved(metadata)
-        with waiting_is_an_error(device == "cuda" and feature in ("none", "generators", "synthetic")):
+        probs = None if law is None else law.to(device)
+        rows = logits.to(device, copy=True)
+        arguments = moved(forward.spec_decode(drafts)), probs, rows, moved(metadata)
+        with waiting_is_an_error(device == "cuda" and feature != "logprobs"):
             output = sampler.forward(*arguments)
         assert _report.calls["RejectionSampler.forward"] == calls + 1
         assert output.sampled_token_ids.device.type == device

@@ -18,7 +18,7 @@ from tests.chi_square import upper_gamma
 Result = Callable[[EngineRun], dict[str, Any]]
 
 #: Exact modes: what they emit follows the target's law.
-MODES = ("n-gram", "draft model", "draft model, sampled drafts", "EAGLE")
+MODES = ("n-gram", "draft model", "draft model, sampled drafts", "draft model, block", "EAGLE")
 ENGINES = [EngineRun(version, mode) for version in VERSIONS for mode in MODES]
 #: Accepts more than the target's law allows, by design.
 SYNTHETIC = [EngineRun(version, "draft model, synthetic", ("greedy", "sampled")) for version in VERSIONS]
@@ -111,7 +111,8 @@ def test_greedy_request_in_a_sampled_batch(job: EngineRun, result_of: Result) ->
 
 #: vLLM's draft models draw from torch's default generator, whatever the request's seed. What is emitted
 #: then follows the same law, but depends on the drafts.
-SEEDED = [job for job in ENGINES if job.mode != "draft model, sampled drafts"]
+SAMPLED_DRAFTS = ("draft model, sampled drafts", "draft model, block")
+SEEDED = [job for job in ENGINES if job.mode not in SAMPLED_DRAFTS]
 
 
 @pytest.mark.parametrize("job", SEEDED, ids=name_of)
@@ -171,6 +172,25 @@ def test_synthetic_rates(job: EngineRun, result_of: Result) -> None:
     five_sigma = 5 * (SYNTHETIC_RATES[0] * (1 - SYNTHETIC_RATES[0]) / drafted[0]) ** 0.5
     assert rate == pytest.approx(SYNTHETIC_RATES[0], abs=five_sigma)
     assert all(a > b for a, b in itertools.pairwise(accepted))
+
+
+@pytest.mark.parametrize(
+    ("standard", "block"),
+    [tuple(EngineRun(version, mode) for mode in SAMPLED_DRAFTS) for version in VERSIONS],
+    ids=name_of,
+)
+def test_block_verification_gets_draft_laws_and_accepts_more(
+    standard: EngineRun, block: EngineRun, result_of: Result
+) -> None:
+    """Of the sampled group: that comes after the greedy one, whose counts are in both."""
+    lengths = []
+    for result in map(result_of, (block, standard)):
+        assert result["steps without and with a draft law"][1] > 100
+        after, before = (result[f"counters after {group}"] for group in ("sampled", "greedy"))
+        counters = {name: after[name] - before[name] for name in ("num_drafts", "num_accepted_tokens")}
+        assert counters["num_drafts"] > 1000
+        lengths.append(acceptance_length(counters))
+    assert lengths[0] > lengths[1]
 
 
 @pytest.mark.needs(EngineRun("0.33.0", "draft model"))

@@ -56,6 +56,8 @@ MODULES = frozenset(
         "vllm.v1.worker.block_table",
         "vllm.v1.worker.gpu.input_batch",
         "vllm.v1.worker.gpu.sample.gumbel",
+        "vllm.v1.worker.gpu.sample.logits_processor.interface",
+        "vllm.v1.worker.gpu.sample.sampler",
         "vllm.v1.worker.gpu.sample.watermark",
         "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
         "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils",

@@ -29,6 +29,8 @@ from specdec_ops.integrations.vllm import (
 SWITCH = "SPECDEC_OPS_VLLM"
 _HOOK = "register_triton_kernel_overrides"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
+_PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
+_NO_TRITON = "vLLM's newer runner needs Triton, which has no driver here"
 #: GPUs below have too little shared memory for float32 logits.
 _LEAST_CAPABILITY = 80
 
@@ -69,7 +71,14 @@ def install() -> list[_report.Replacement]:
         >>> from specdec_ops.integrations import vllm
         >>> replaced = vllm.install()
     """
-    for group in (_install_kernels, _install_rejection_sampler, _install_runner):
+    groups = (
+        _install_kernels,
+        _install_rejection_sampler,
+        _install_proposer,
+        _install_runner,
+        _install_runner_filters,
+    )
+    for group in groups:
         try:
             group()
         except Exception as error:
@@ -202,15 +211,20 @@ def _install_rejection_sampler() -> None:
         _replace(
             sampler, owner, "forward", _rejection_sampler.make_forward(engine, _stock(sampler, "forward"))
         )
-    if hasattr(engine, "compute_fly_entropy"):
-        _replace(sampler, owner, "__init__", _rejection_sampler.make_init(_stock(sampler, "__init__")))
+    _replace(sampler, owner, "__init__", _rejection_sampler.make_init(_stock(sampler, "__init__")))
+
+
+def _install_proposer() -> None:
+    proposer = importlib.import_module(_PROPOSER).SpecDecodeBaseProposer
+    init = _rejection_sampler.make_proposer_init(_stock(proposer, "__init__"))
+    _replace(proposer, f"{_PROPOSER}.SpecDecodeBaseProposer", "__init__", init)
 
 
 def _install_runner() -> None:
     has_triton = importlib.import_module("vllm.triton_utils").HAS_TRITON
     for name, importers in {**runner.IMPORTERS, **runner_sampling.IMPORTERS}.items():
         if not has_triton:
-            _report.record(name, "vLLM's newer runner needs Triton, which has no driver here")
+            _report.record(name, _NO_TRITON)
             continue
         if name in runner_sampling.IF_ALL and os.environ.get(SWITCH) != "all":
             _report.record(name, f"vLLM's own is mostly faster ({SWITCH}=all replaces it too)")
@@ -229,6 +243,20 @@ def _install_runner() -> None:
             # Modules that are imported later take it from its owner.
             for holder in (owner_name, *(module for module in importers if module in sys.modules)):
                 _put(sys.modules[holder], attribute, replacement, stock)
+
+
+def _install_runner_filters() -> None:
+    verifier_name, sampler_name = runner_sampling.VERIFIER, runner_sampling.SAMPLER
+    if not importlib.import_module("vllm.triton_utils").HAS_TRITON:
+        _report.record(f"{verifier_name}._verify", _NO_TRITON)
+        return
+    make_context = _resolve(runner_sampling.CONTEXT)
+    verifier, sampler = _resolve(verifier_name), _resolve(sampler_name)
+    verify = runner_sampling.make_verify(_stock(verifier, "_verify"), make_context, sampler)
+    _replace(verifier, verifier_name, "_verify", verify)
+    if os.environ.get(SWITCH) == "all":
+        sample = runner_sampling.make_sample(_stock(sampler, "sample"), make_context, sampler)
+        _replace(sampler, sampler_name, "sample", sample)
 
 
 def _replace(owner: Any, owner_name: str, attribute: str, ours: Callable[..., Any]) -> None:

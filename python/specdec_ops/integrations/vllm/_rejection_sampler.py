@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_ops.integrations.vllm import _report
+from specdec_ops.integrations.vllm import _logit_processors, _report
 from specdec_ops.ops.sample import sample
 from specdec_ops.ops.verify_chain import verify_chain
 
@@ -83,25 +83,27 @@ def make_forward(engine: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
             arguments["seeds"] = _draw_seeds(sampling_metadata.generators, batch, device)
             arguments["positions"] = _zeros(batch, torch.int64, device)
 
-        if _changes_logits(self, sampling_metadata):
-            target, bonus, shown = _processed_rows(engine, self, metadata, logits, sampling_metadata)
-            # At the position of its slot the bonus token has the number that verify_chain would draw.
-            arguments["bonus_token_ids"] = sample(
-                bonus,
-                temperature=temperature,
-                seeds=arguments.get("seeds"),
-                positions=None if "seeds" not in arguments else totals.diff(),
-                token_dtype=metadata.draft_token_ids.dtype,
-            ).token_ids
-        else:
-            target, shown = _chain_rows(metadata, logits), None
-        token_ids = verify_chain(target, metadata.draft_token_ids, **arguments).token_ids
+        raw = rows = _chain_rows(metadata, logits)
+        shows = sampling_metadata.max_num_logprobs is not None
+        if _logit_processors.change_rows(sampling_metadata):
+            keep_raw = shows and not self.is_processed_logprobs_mode
+            rows = _logit_processors.apply(rows, metadata, totals, sampling_metadata, in_place=not keep_raw)
+        if not sampling_metadata.all_greedy:
+            arguments |= {"top_k": sampling_metadata.top_k, "top_p": sampling_metadata.top_p}
+        token_ids = verify_chain(rows, metadata.draft_token_ids, **arguments).token_ids
 
         logprobs = None
-        if sampling_metadata.max_num_logprobs is not None:
-            shown_target, shown_bonus = shown or _target_and_bonus(metadata, logits)
+        if shows:
+            shown = raw
+            if self.is_processed_logprobs_mode:
+                shown = _after_filters(rows, metadata.num_draft_tokens, sampling_metadata)
             logprobs = self._get_logprobs_tensors(
-                sampling_metadata.max_num_logprobs, metadata, logits, shown_target, shown_bonus, token_ids
+                sampling_metadata.max_num_logprobs,
+                metadata,
+                shown,
+                shown[metadata.target_logits_indices],
+                shown[metadata.bonus_logits_indices],
+                token_ids,
             )
         return engine.SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=logprobs)
 
@@ -164,15 +166,35 @@ def make_rejection_sample(engine: Any) -> Callable[..., Any]:
 
 
 def make_init(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``RejectionSampler.__init__`` without its refusal of FLy verification on CPU."""
+    """Returns ``RejectionSampler.__init__`` that knows block verification, and FLy on CPU.
+
+    The engine's own takes the method ``"block"`` for ``"standard"``, and refuses ``"fly"`` on CPU.
+    """
 
     def __init__(
         self: Any, sampler: Any, spec_config: Any = None, device: torch.device | None = None
     ) -> None:
-        fly = spec_config is not None and spec_config.rejection_sample_method == "fly"
+        method = None if spec_config is None else spec_config.rejection_sample_method
         # CPU is where tensors go without a device, and FLy is refused for this one alone.
         on_cpu = device is not None and device.type == "cpu"
-        stock(self, sampler, spec_config, None if fly and on_cpu else device)
+        stock(self, sampler, spec_config, None if method == "fly" and on_cpu else device)
+        self.use_block_verification = method == "block"
+
+    return __init__
+
+
+def make_proposer_init(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the ``__init__`` of vLLM's draft models that keeps draft laws for block verification too.
+
+    The engine's own keeps them for methods that it knows alone, so that all else sees greedy drafts.
+    """
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        config = self.speculative_config
+        if config.rejection_sample_method == "block" and config.draft_sample_method == "probabilistic":
+            self._enable_probabilistic_draft_probs = True
 
     return __init__
 
@@ -193,56 +215,25 @@ def _missing_feature(engine: Any, sampler: Any, sampling_metadata: Any) -> str:
     return ""
 
 
-def _changes_logits(sampler: Any, sampling_metadata: Any) -> bool:
-    """Whether the request's parameters, or the logprobs that it asks for, need processed logits."""
-    truncates = not sampling_metadata.all_greedy and (
-        sampling_metadata.top_k is not None or sampling_metadata.top_p is not None
-    )
-    shows = sampling_metadata.max_num_logprobs is not None and sampler.is_processed_logprobs_mode
-    return (
-        truncates
-        or shows
-        or not sampling_metadata.no_penalties
-        or sampling_metadata.allowed_token_ids_mask is not None
-        or bool(sampling_metadata.bad_words_token_ids)
-        or any(processor.min_toks for processor in sampling_metadata.logitsprocs.non_argmax_invariant)
-    )
+def _after_filters(rows: Tensor, num_draft_tokens: list[int], sampling_metadata: Any) -> Tensor:
+    """What processed log-probabilities are of: rows of chains after temperature, top-k and top-p, float32.
 
-
-def _processed_rows(
-    engine: Any, sampler: Any, metadata: Any, logits: Tensor, sampling_metadata: Any
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Draft rows and bonus rows after the engine's own processors, and the two that logprobs show."""
-    raw = _target_and_bonus(metadata, logits)
-    target, bonus = (rows.clone() for rows in raw)
-    bonus = sampler.sampler.apply_logits_processors(bonus, sampling_metadata, True)
-    target = sampler.apply_logits_processors(target, sampling_metadata, metadata)
-    shown = (target, bonus)
-    if not sampling_metadata.all_greedy:
-        each_row = torch.arange(1, bonus.shape[0] + 1, dtype=torch.int32, device=bonus.device)
-        shown = (
-            _constrained(engine, target, metadata.cu_num_draft_tokens, sampling_metadata),
-            _constrained(engine, bonus, each_row, sampling_metadata),
-        )
-        # Top-k and top-p mask; the temperature stays the kernel's, as for requests without them.
-        target.masked_fill_(shown[0] == -torch.inf, -torch.inf)
-        bonus.masked_fill_(shown[1] == -torch.inf, -torch.inf)
-    return target, bonus, shown if sampler.is_processed_logprobs_mode else raw
-
-
-def _constrained(engine: Any, rows: Tensor, totals: Tensor, sampling_metadata: Any) -> Tensor:
-    """A copy after temperature, top-k and top-p. The engine's code fails where there is no row."""
-    if rows.shape[0] == 0:
+    The ids that are left are those that ``verify_chain`` may emit.
+    """
+    if sampling_metadata.all_greedy:
         return rows
-    return engine.apply_sampling_constraints(rows.clone(), totals, sampling_metadata)  # type: ignore[no-any-return]
-
-
-def _target_and_bonus(metadata: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of the draft rows and the bonus rows, float32."""
-    return (
-        logits[metadata.target_logits_indices].to(torch.float32),
-        logits[metadata.bonus_logits_indices].to(torch.float32),
-    )
+    request = _logit_processors.request_of_row(tuple(num_draft_tokens)).to(rows.device, non_blocking=True)
+    temperature = sampling_metadata.temperature
+    thresholds = sample(
+        rows,
+        temperature=temperature,
+        uniforms=_zeros(rows.shape[0], torch.float32, rows.device),
+        request_indices=request,
+        top_k=sampling_metadata.top_k,
+        top_p=sampling_metadata.top_p,
+    ).thresholds
+    scale = temperature.masked_fill(temperature == 0, 1.0)[request].unsqueeze(1)
+    return torch.where(rows < thresholds.unsqueeze(1), -torch.inf, rows / scale)
 
 
 def _chain_rows(metadata: Any, logits: Tensor) -> Tensor:
@@ -315,6 +306,8 @@ def _draw_uniforms(
 def _rule_of_sampler(sampler: Any) -> dict[str, Any]:
     # Looked up in the dictionary: a module that lacks an attribute takes long to say so.
     own = sampler.__dict__
+    if own.get("use_block_verification"):
+        return {"rule": "block"}
     return _rule(
         sampler.synthetic_conditional_rates if sampler.synthetic_mode else None,
         own.get("fly_window_size"),
