@@ -28,8 +28,7 @@ namespace {
 
 /// CTAs that should fit a multiprocessor.
 constexpr int kReadersPerMultiprocessor = 6;
-/// With most warps.
-constexpr int kFiltersPerMultiprocessor = 2;
+constexpr int kFiltersPerMultiprocessor = 3;
 /// With most warps. Where none is asked for, registers are spilled for the sake of a second one.
 constexpr int kJudgesPerMultiprocessor = 1;
 /// Blocks of a residual that a CTA takes at once.
@@ -401,7 +400,7 @@ cudaError_t launch(void (*kernel)(Plan), int64_t num_ctas, int warps, size_t dyn
 /// A CTA to a row.
 cudaError_t launch_by_row(void (*kernel)(Plan), int64_t num_rows, const DeviceFacts& facts,
                           cudaStream_t stream, const Plan& plan) {
-  int warps = num_rows <= facts.num_multiprocessors ? kMostFilteringWarps : kFewestFilteringWarps;
+  int warps = kMostFilteringWarps;
   while (warps > 1 && filter_scratch_size(plan.num_blocks, warps) > facts.dynamic_shared) warps /= 2;
   return launch(kernel, num_rows, warps, filter_scratch_size(plan.num_blocks, warps), stream,
                 facts.has_programmatic_launch, plan);

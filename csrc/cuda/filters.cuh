@@ -188,7 +188,7 @@ class RowFilter {
       }
       return;
     }
-    constexpr int kRowsAtOnce = 8;
+    constexpr int kRowsAtOnce = 4;
 #pragma unroll 1
     for (int first = 0; first < kRowsPerBlock; first += kRowsAtOnce) {
       uint4 words[kRowsAtOnce];
@@ -262,34 +262,34 @@ class RowFilter {
   template <class Keeps>
   __device__ __forceinline__ void gather_from_parts(uint32_t num_rows, const Keeps& keeps) {
     constexpr int kRowsAtOnce = 4;
+    const auto vocab_size = static_cast<uint32_t>(plan_.params.vocab_size);
     const bool has_aligned_halves =
         row_.dtype != DType::kFloat32 && reinterpret_cast<uintptr_t>(row_.data) % 16 == 0;
 #pragma unroll 1
     for (uint32_t first = threadIdx.x; first < num_rows; first += kRowsAtOnce * num_threads()) {
-      int64_t begin[kRowsAtOnce];
+      uint32_t ids[kRowsAtOnce];  // the first of each row; vocab_size: none
       uint4 words[kRowsAtOnce];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
         const uint32_t i = first + r * num_threads();
-        begin[r] = plan_.params.vocab_size;
+        ids[r] = vocab_size;
         if (i >= num_rows) continue;
         const uint32_t part = s_.parts[i / kRowsPerBlock];
-        begin[r] = int64_t{part / kWarpSize} * kBlockSize + i % kRowsPerBlock * kNumLanes +
-                   part % kWarpSize * kOctet;
-        if (has_aligned_halves && begin[r] + kOctet <= plan_.params.vocab_size) {
-          words[r] = __ldg(reinterpret_cast<const uint4*>(row_.data + begin[r] * 2));
+        ids[r] = part / kWarpSize * kBlockSize + i % kRowsPerBlock * kNumLanes + part % kWarpSize * kOctet;
+        if (has_aligned_halves && ids[r] + kOctet <= vocab_size) {
+          words[r] = __ldg(reinterpret_cast<const uint4*>(row_.data) + ids[r] / kOctet);
         }
       }
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        if (begin[r] >= plan_.params.vocab_size) continue;
+        if (ids[r] >= vocab_size) continue;
         float x[kOctet];
-        if (has_aligned_halves && begin[r] + kOctet <= plan_.params.vocab_size) {
+        if (has_aligned_halves && ids[r] + kOctet <= vocab_size) {
           octet_of_halves(words[r], row_.dtype, x);
         } else {
-          load_octet(row_, begin[r], plan_.params.vocab_size, kMasked, x);
+          load_octet(row_, ids[r], vocab_size, kMasked, x);
         }
-        take(x, static_cast<uint32_t>(begin[r]), keeps);
+        take(x, ids[r], keeps);
       }
     }
   }

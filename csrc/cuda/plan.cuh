@@ -8,8 +8,8 @@ namespace specdec_ops::cuda {
 
 /// Of a CTA that reads.
 constexpr int kReadingWarps = 4;
-/// Of a CTA that finds where a row is cut: more where multiprocessors have nothing else to do.
-constexpr int kFewestFilteringWarps = 8, kMostFilteringWarps = 16;
+/// Of a CTA that finds where a row is cut, where shared memory allows.
+constexpr int kMostFilteringWarps = 8;
 /// Of a CTA that judges: what its shared memory allows, a power of two.
 constexpr int kFewestJudgingWarps = 4, kMostJudgingWarps = 8;
 /// Slots that a CTA judges at once.

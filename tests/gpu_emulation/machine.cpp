@@ -337,7 +337,7 @@ void run_grids() {
 
 void launch(const Grid& grid) {
   if (grid.num_threads < 1 || grid.num_threads > kMaxThreads || grid.num_threads % kLanes != 0) {
-    throw std::runtime_error("a CTA must have whole warps, at most sixteen");
+    throw std::runtime_error("a CTA must have whole warps, at most eight");
   }
   QueuedGrid& queued = m.grids.emplace_back();
   queued.grid = grid;

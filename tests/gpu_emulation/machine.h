@@ -11,7 +11,7 @@ namespace emulation {
 
 constexpr int kLanes = 32;
 /// Threads of a CTA at most.
-constexpr int kMaxThreads = 512;
+constexpr int kMaxThreads = 256;
 
 /// A call of a collective in device code, for messages and to tell calls from each other.
 struct Site {
