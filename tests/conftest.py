@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
-import implementations
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Before anything imports Triton: without a GPU its kernels are interpreted.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import implementations
 
 pytest.register_assert_rewrite("margins")
 
