@@ -28,6 +28,7 @@ _NAMED = (
 _DTYPE_NAMES = {getattr(torch, name): name for name in _NAMED}
 _INTEGERS = (torch.int32, torch.int64)
 _REALS = (torch.float32, torch.float64)
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ROWS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -122,6 +123,18 @@ class Checks:
     def row_dtype(self, tensor: Tensor, name: str) -> None:
         """float32, bfloat16 or float16."""
         self.dtype(tensor, name, _ROWS, "float32, bfloat16 or float16")
+
+    def float_rows(self, tensor: Tensor, name: str, shape: str, num_rows: int) -> None:
+        """Floats of any width and stride, in ``num_rows`` rows or more."""
+        self.dtype(tensor, name, _FLOATS, "float64, float32, bfloat16 or float16")
+        if tensor.dim() != 2 or tensor.shape[0] < num_rows:
+            rows = count_of(num_rows, "row")
+            self.fail(f"{name} must be {shape} with at least {rows}, got {shape_of(tensor)}")
+
+    def wide_enough(self, tensor: Tensor, name: str, vocab_size: int) -> None:
+        """A column for each id."""
+        if tensor.shape[1] < vocab_size:
+            self.fail(f"{name} must have at least vocab_size = {vocab_size} columns, got {tensor.shape[1]}")
 
     def contiguous_rows(self, tensor: Tensor, name: str) -> None:
         """A contiguous last dimension."""

@@ -10,6 +10,11 @@ import torch
 import triton
 from torch import Tensor
 
+#: Requests of a program, and how many elements of each it takes at a time, where requests have many.
+REQUESTS, LANES = 8, 32
+#: Elements of a program where they belong to no request.
+TILE = 1024
+
 
 def kernel(function: Callable[..., Any]) -> Any:
     """``triton.jit`` that never compiles anew for other values or addresses.
