@@ -299,7 +299,7 @@ def judge_requests(
         valid = (x >= 0) & (x < vocab_size)
         x_inside = tl.where(valid, x, 0)
         logits = tl.load(
-            target.to(tl.pointer_type(DTYPE)) + rows * target_stride + x_inside, mask=valid & present, other=0.0
+            target.to(tl.int64).to(tl.pointer_type(DTYPE)) + rows * target_stride + x_inside, mask=valid & present, other=0.0
         ).to(tl.float32)  # fmt: skip
 
         maxima, sums = load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS, plane)
@@ -359,7 +359,7 @@ def judge_requests(
             else:
                 draft_row = first_draft * draft_stride + entry * draft_entry_stride + slots * draft_slot_stride
                 y = tl.load(
-                    draft.to(tl.pointer_type(DRAFT_DTYPE)) + draft_row + x_inside, mask=valid & has_law, other=0.0
+                    draft.to(tl.int64).to(tl.pointer_type(DRAFT_DTYPE)) + draft_row + x_inside, mask=valid & has_law, other=0.0
                 ).to(tl.float32)  # fmt: skip
                 if LAW == LOGITS:
                     draft_lse = load_real(
@@ -619,7 +619,7 @@ def judge_requests(
         tl.store(num_accepted.to(tl.pointer_type(tl.int32)) + r, begin.to(tl.int32))
     if logprobs_out != 0:
         value = tl.load(
-            target.to(tl.pointer_type(DTYPE)) + row_of_target + token, mask=has_logprob, other=0.0
+            target.to(tl.int64).to(tl.pointer_type(DTYPE)) + row_of_target + token, mask=has_logprob, other=0.0
         ).to(tl.float32)  # fmt: skip
         logprob = log2_prob(value, reference_end, scale, log2_total_end) * LN2
         logprob = tl.where(has_logprob, logprob, float("nan"))

@@ -18,8 +18,6 @@ _LARGEST_VOCAB_SIZE = 1 << 23
 _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _INTEGERS = (torch.int32, torch.int64)
 _REALS = (torch.float32, torch.float64)
-#: The slots that a program judges at once.
-_WAVE = 8
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
 READER = {"EXACT": True, "BLOCKS": 1, "num_warps": 4}
 JUDGE = {"ATTEMPTS": 4, "num_warps": 8}
@@ -150,6 +148,8 @@ class Chain:
     num_entries: int
     most_drafts: int
     width: int = 1
+    #: Slots that a program judges at once.
+    wave: int = 1
     has_bonus_rows: bool = True
     rule: int = 0
     wide: int = 0
@@ -368,7 +368,7 @@ class Chain:
                   for out in (num_accepted, status, logsumexp, logprobs, accept_probs)),
                 DTYPE=dtype, DRAFT_DTYPE=draft_dtype, LAW=self.law, NUMBERS=self.numbers, ALIGNED=aligned,
                 NUM_BLOCKS=max(triton.next_power_of_2(num_blocks), 2),
-                WAVE=_WAVE if self.width > 1 else 1, **JUDGE, enable_fp_fusion=False,
+                WAVE=self.wave, **JUDGE, enable_fp_fusion=False,
             )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def load_request(
 @triton.jit
 def row_pointer(address, offset, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """The first element of a row; the offset is in elements."""
-    pointer = address.to(tl.pointer_type(DTYPE)) + offset
+    pointer = address.to(tl.int64).to(tl.pointer_type(DTYPE)) + offset
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
