@@ -60,7 +60,7 @@ class Implementation:
         if self.name == DEVICE:
             return _served_by_device(public)
         if self.name == EMULATED and (op := _name_of_op(public)) in EMULATED_OPS:
-            return _served_by(public, emulated_op(op))
+            return served_by(public, emulated_op(op))
         return public if self.is_native else _served_by_reference(public)
 
 
@@ -70,11 +70,11 @@ def _name_of_op(function: Op) -> str:
 
 
 def _served_by_reference(function: Op) -> Op:
-    return _served_by(function, REFERENCES[_name_of_op(function)])
+    return served_by(function, REFERENCES[_name_of_op(function)])
 
 
 @functools.cache
-def _served_by(function: Op, op: Op) -> Op:
+def served_by(function: Op, op: Op) -> Op:
     """A copy of a public function that calls this instead of the dispatcher."""
     assert isinstance(function, types.FunctionType)
     copy = types.FunctionType(
