@@ -19,7 +19,7 @@ _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.flo
 _INTEGERS = (torch.int32, torch.int64)
 _REALS = (torch.float32, torch.float64)
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
-READER = {"EXACT": True, "BLOCKS": 1, "num_warps": 4}
+READER = {"EXACT": True, "IN_REGISTERS": False, "BLOCKS": 1, "num_warps": 4}
 JUDGE = {"ATTEMPTS": 4, "num_warps": 8}
 
 
