@@ -132,8 +132,8 @@ def tune(batch: int, k: int) -> None:
     native, ours = calls_of(specdec_ops.verify_chain, sets), calls_of(triton_verify_chain, sets)
     print(f"B={batch} k={k} dense: CUDA {graph_us(native, REPEATS):.1f} us")
     reader, judge = dict(_chain_arguments.READER), dict(_chain_arguments.JUDGE)
-    for exact, blocks, warps in itertools.product((True, False), (1, 2, 4), (1, 2, 4)):
-        _chain_arguments.READER.update(EXACT=exact, BLOCKS=blocks, num_warps=warps)
+    for exact, kept, blocks, warps in itertools.product((True, False), (False, True), (1, 4), (1, 2, 4)):
+        _chain_arguments.READER.update(EXACT=exact, IN_REGISTERS=kept, BLOCKS=blocks, num_warps=warps)
         print(f"readers {_chain_arguments.READER}: {only(_rows.read_rows, ours):.1f} us", flush=True)
     _chain_arguments.READER.update(reader)
     # Where nobody reads, the judges find what the allocator's memory holds: the numbers of a call before.

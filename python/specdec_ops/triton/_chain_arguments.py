@@ -18,8 +18,10 @@ _LARGEST_VOCAB_SIZE = 1 << 23
 _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _INTEGERS = (torch.int32, torch.int64)
 _REALS = (torch.float32, torch.float64)
+#: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
+_FEWEST_BLOCKS = 64
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
-READER = {"EXACT": True, "BLOCKS": 1, "num_warps": 4}
+READER = {"EXACT": True, "IN_REGISTERS": False, "BLOCKS": 1, "num_warps": 4}
 JUDGE = {"ATTEMPTS": 4, "num_warps": 8}
 
 
@@ -367,7 +369,7 @@ class Chain:
                 *(0 if out is None else out.data_ptr()
                   for out in (num_accepted, status, logsumexp, logprobs, accept_probs)),
                 DTYPE=dtype, DRAFT_DTYPE=draft_dtype, LAW=self.law, NUMBERS=self.numbers, ALIGNED=aligned,
-                NUM_BLOCKS=max(triton.next_power_of_2(num_blocks), 2),
+                NUM_BLOCKS=max(triton.next_power_of_2(num_blocks), _FEWEST_BLOCKS),
                 WAVE=self.wave, **JUDGE, enable_fp_fusion=False,
             )  # fmt: skip
 

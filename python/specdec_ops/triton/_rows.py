@@ -109,13 +109,23 @@ def row_pointer(address, offset, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def load_row_of_block(pointer, first, size, MASKED: tl.constexpr):
-    """256 neighbouring elements of a block in float32, -inf from its end on."""
-    i = first + tl.arange(0, NUM_LANES)
+def load_lanes(pointer, row, size, MASKED: tl.constexpr):
+    """One of 16 rows of a block in float32, 256 elements; -inf from the end of the block on."""
+    i = row * NUM_LANES + tl.arange(0, NUM_LANES)
     if MASKED:
         return tl.load(pointer + i, mask=i < size, other=float("-inf")).to(tl.float32)
     else:
         return tl.load(pointer + i).to(tl.float32)
+
+
+@triton.jit
+def add_weights(sums, x, reference, scale, EXACT: tl.constexpr):
+    """EXACT: as docs/numerics.md has it; otherwise by the hardware's exponential."""
+    if EXACT:
+        polynomial, power = weight_factors(x, reference, scale)
+        return tl.fma(polynomial, power, sums)
+    else:
+        return sums + tl.exp2((x - reference) * scale)
 
 
 @triton.jit
@@ -134,51 +144,76 @@ def sum_by_halves(lanes):
 @triton.jit
 def block_stats(
     pointer, size, scale, finds_index, needs_sum,
-    EXACT: tl.constexpr, MASKED: tl.constexpr,
+    EXACT: tl.constexpr, IN_REGISTERS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The largest logit of a block that is not NaN, the sum of its weights, and the index of the largest.
 
-    The sum is NaN where the block holds a NaN or +inf. EXACT: the sum of docs/numerics.md to the bit;
-    otherwise weights are the hardware's.
+    The sum is NaN where the block holds a NaN or +inf. IN_REGISTERS: the block stays there between the
+    two; otherwise it is fetched again from the first-level cache.
     """
     lanes = tl.arange(0, NUM_LANES)
-    rows = ()
-    for r in tl.static_range(16):
-        rows = rows + (load_row_of_block(pointer, r * NUM_LANES, size, MASKED),)
     best = tl.full([NUM_LANES], float("-inf"), tl.float32)
-    for r in tl.static_range(16):
-        best = tl.maximum(best, rows[r])
+    rows = ()
+    if IN_REGISTERS:
+        for row in tl.static_range(16):
+            rows = rows + (load_lanes(pointer, row, size, MASKED),)
+        for row in tl.static_range(16):
+            best = tl.maximum(best, rows[row])
+    else:
+        for r in tl.range(0, 16, loop_unroll_factor=8):
+            best = tl.maximum(best, load_lanes(pointer, r, size, MASKED))
     largest = tl.max(best, axis=0)
     if largest != largest:
         # Triton's interpreter: elsewhere NaN loses.
         best = tl.full([NUM_LANES], float("-inf"), tl.float32)
-        for r in tl.static_range(16):
-            best = tl.where(rows[r] > best, rows[r], best)
+        for r in tl.range(0, 16):
+            x = load_lanes(pointer, r, size, MASKED)
+            best = tl.where(x > best, x, best)
         largest = tl.max(best, axis=0)
     total = tl.full([], 0.0, tl.float32)
     index = tl.full([], 0, tl.int32)
     if needs_sum:
         reference = tl.where(largest > float("-inf"), largest, 0.0)
         sums = tl.full([NUM_LANES], 0.0, tl.float32)
+        if IN_REGISTERS:
+            for row in tl.static_range(16):
+                sums = add_weights(sums, rows[row], reference, scale, EXACT)
+        else:
+            for r in tl.range(0, 16, loop_unroll_factor=4):
+                sums = add_weights(sums, load_lanes(pointer, r, size, MASKED), reference, scale, EXACT)
         if EXACT:
-            for r in tl.static_range(16):
-                polynomial, power = weight_factors(rows[r], reference, scale)
-                sums = tl.fma(polynomial, power, sums)
             total = sum_by_halves(sums)
         else:
-            for r in tl.static_range(16):
-                sums += tl.exp2((rows[r] - reference) * scale)
             total = tl.sum(sums, axis=0)
         total = flush(total)
     if finds_index:
         first = tl.full([NUM_LANES], BLOCK_SIZE, tl.int32)
         odd = tl.full([NUM_LANES], 0, tl.int32)
-        for r in tl.static_range(16):
-            at = lanes + r * NUM_LANES
-            first = tl.minimum(first, tl.where(rows[r] == largest, at, BLOCK_SIZE))
-            odd = tl.where((rows[r] != rows[r]) | (rows[r] == float("inf")), 1, odd)
+        for r in tl.range(0, 16, loop_unroll_factor=4):
+            x = load_lanes(pointer, r, size, MASKED)
+            first = tl.minimum(first, tl.where(x == largest, lanes + r * NUM_LANES, BLOCK_SIZE))
+            odd = tl.where((x != x) | (x == float("inf")), 1, odd)
         index = tl.min(first, axis=0)
         total = tl.where(tl.max(odd, axis=0) != 0, float("nan"), total)
+    return largest, total, index
+
+
+@triton.jit
+def stats_of_block(
+    pointer, size, scale, finds_index, needs_sum, EXACT: tl.constexpr, IN_REGISTERS: tl.constexpr
+):  # fmt: skip
+    """block_stats; a whole block needs no mask, so that its loads are of 16 bytes."""
+    largest = tl.full([], 0.0, tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    index = tl.full([], 0, tl.int32)
+    if size == BLOCK_SIZE:
+        largest, total, index = block_stats(
+            pointer, size, scale, finds_index, needs_sum, EXACT, IN_REGISTERS, False
+        )
+    else:
+        largest, total, index = block_stats(
+            pointer, size, scale, finds_index, needs_sum, EXACT, IN_REGISTERS, True
+        )
     return largest, total, index
 
 
@@ -205,7 +240,7 @@ def read_rows(
     vocab_size: tl.int32, num_blocks: tl.int32, num_target_rows: tl.int64, needs_law: tl.int32,
     stats: tl.int64, plane: tl.int64,
     DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, READS_DRAFTS: tl.constexpr,
-    ALIGNED: tl.constexpr, EXACT: tl.constexpr, BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr, EXACT: tl.constexpr, IN_REGISTERS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """A few blocks of one row of a slot: of the target's, or of the draft's, in every second program."""
     units = tl.cdiv(num_blocks, BLOCKS)
@@ -235,31 +270,25 @@ def read_rows(
                 if block < num_blocks:
                     begin = block * BLOCK_SIZE
                     size = tl.minimum(vocab_size - begin, BLOCK_SIZE)
-                    largest = tl.full([], 0.0, tl.float32)
-                    total = tl.full([], 0.0, tl.float32)
-                    index = tl.full([], 0, tl.int32)
                     if DTYPE == DRAFT_DTYPE:
                         pointer = row_pointer(
                             tl.where(is_draft, draft, target),
                             tl.where(is_draft, of_draft, of_target) + begin,
                             DTYPE, ALIGNED,
                         )  # fmt: skip
-                        if size == BLOCK_SIZE:
-                            largest, total, index = block_stats(
-                                pointer, size, scale, greedy, needs_sum, EXACT, False
-                            )
-                        else:
-                            largest, total, index = block_stats(
-                                pointer, size, scale, greedy, needs_sum, EXACT, True
-                            )
+                        largest, total, index = stats_of_block(
+                            pointer, size, scale, greedy, needs_sum, EXACT, IN_REGISTERS
+                        )
+                        store_stats(stats, plane, row * num_blocks + block, largest, total, index)
                     elif is_draft:
                         drafts = row_pointer(draft, of_draft + begin, DRAFT_DTYPE, ALIGNED)
-                        largest, total, index = block_stats(
-                            drafts, size, scale, greedy, needs_sum, EXACT, True
+                        largest, total, index = stats_of_block(
+                            drafts, size, scale, greedy, needs_sum, EXACT, IN_REGISTERS
                         )
+                        store_stats(stats, plane, row * num_blocks + block, largest, total, index)
                     else:
                         targets = row_pointer(target, of_target + begin, DTYPE, ALIGNED)
-                        largest, total, index = block_stats(
-                            targets, size, scale, greedy, needs_sum, EXACT, True
+                        largest, total, index = stats_of_block(
+                            targets, size, scale, greedy, needs_sum, EXACT, IN_REGISTERS
                         )
-                    store_stats(stats, plane, row * num_blocks + block, largest, total, index)
+                        store_stats(stats, plane, row * num_blocks + block, largest, total, index)

@@ -106,7 +106,8 @@ def verify_chain(
     width = max_num_draft_tokens + 1
     chain = Chain(
         checks, batch, num_drafts, target_logits, size,
-        num_entries=batch, most_drafts=max_num_draft_tokens, width=width, wave=8, has_bonus_rows=has_bonus_rows,
+        num_entries=batch, most_drafts=max_num_draft_tokens, width=width, wave=8,
+        has_bonus_rows=has_bonus_rows,
     )  # fmt: skip
     chain.add("cu", cu_num_draft_tokens, _rows.WIDE_CU.value)
     chain.add("draft_ids", draft_token_ids, _rows.WIDE_DRAFT_IDS.value)
