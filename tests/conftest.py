@@ -80,6 +80,7 @@ TRITON_TESTS = (
     "test_verify_probs",
 )
 NOT_FOR_THE_INTERPRETER = (
+    "test_counts_what_verify_chain_emitted",
     "test_flushed_denormals_change_no_token",
     "test_no_memory_is_left_behind_by_a_call",
     "test_verification_over_the_target_s_vocabulary",
@@ -129,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return is_of_triton and ABOUT_VALUES.search(parameters["message"]) is not None
 
     def is_not_for_the_interpreter(item: pytest.Item) -> bool:
-        """It takes too long, for which a few seeds do; or is of flags of the processor, which are NumPy's too."""
+        """It takes too long (a few seeds do), or sets flags of the processor, which are NumPy's too."""
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         is_left_out = parameters.get("seed", 0) >= 3 or item.name.startswith(NOT_FOR_THE_INTERPRETER)
         return is_left_out and "triton-interpreter" in parameters.values()
