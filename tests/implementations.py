@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ EMULATED_OPS = (
 )
 
 
+#: The ops in Triton: compiled where there is a device, else interpreted, which is slow.
+TRITON = "triton" if torch.cuda.is_available() else "triton-interpreter"
+
+
 @dataclass(frozen=True)
 class Implementation:
     """The public functions as attributes, served by one implementation."""
@@ -49,10 +54,13 @@ class Implementation:
 
     def __getattr__(self, function: str) -> Op:
         public = getattr(specdec_ops, function)
+        if self.name == TRITON:
+            in_triton = _in_triton(public)
+            return _served_by_device(in_triton) if torch.cuda.is_available() else in_triton
         if self.name == DEVICE:
             return _served_by_device(public)
         if self.name == EMULATED and (op := _name_of_op(public)) in EMULATED_OPS:
-            return _served_by(public, emulated_op(op))
+            return served_by(public, emulated_op(op))
         return public if self.is_native else _served_by_reference(public)
 
 
@@ -62,11 +70,11 @@ def _name_of_op(function: Op) -> str:
 
 
 def _served_by_reference(function: Op) -> Op:
-    return _served_by(function, REFERENCES[_name_of_op(function)])
+    return served_by(function, REFERENCES[_name_of_op(function)])
 
 
 @functools.cache
-def _served_by(function: Op, op: Op) -> Op:
+def served_by(function: Op, op: Op) -> Op:
     """A copy of a public function that calls this instead of the dispatcher."""
     assert isinstance(function, types.FunctionType)
     copy = types.FunctionType(
@@ -77,6 +85,18 @@ def _served_by(function: Op, op: Op) -> Op:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+@functools.cache
+def _in_triton(function: Op) -> Op:
+    """A public function that calls Triton, whatever native kernels there are."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with specdec_ops.backend("triton"):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -163,6 +183,12 @@ def native_names() -> list[str]:
     return native_cpu_names() + [DEVICE] * torch.cuda.is_available()
 
 
+def require_triton() -> None:
+    """Where there are wheels of Triton, a test environment without it must fail the tests, not skip them."""
+    if importlib.util.find_spec("triton") is None:
+        raise ImportError("Triton is not installed: 'make test' installs it, pip the extra 'test'")
+
+
 def loaded_native() -> Implementation:
     """The native kernels in the tier that was chosen when they were loaded."""
     return Implementation(f"cpu-{native_module().cpu_isa()}")
@@ -174,7 +200,7 @@ def use(name: str) -> Iterator[Implementation]:
     if name == "reference":
         yield REFERENCE
         return
-    if name in (DEVICE, EMULATED):
+    if name in (DEVICE, EMULATED, TRITON):
         yield Implementation(name)
         return
     module = native_module()

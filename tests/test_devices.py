@@ -57,6 +57,7 @@ class TestWithoutAKernel:
             torch.Tensor, "to", lambda tensor, device: returned.append(device) or tensor, raising=True
         )
         _library._warn_once.cache_clear()
+        _library._without_native_kernel.cache_clear()
         call = _library._fallback("count_accepted", lambda *_: pytest.fail("the reference was called"))
         ids = torch.tensor([[5, 6, -1]])
         accepted, emitted = call(ids.as_subclass(self.Elsewhere))

@@ -2,6 +2,7 @@
 
 from specdec_ops._library import load_backends as _load_backends
 from specdec_ops._status import Status
+from specdec_ops.backend import backend
 from specdec_ops.config import show_config
 from specdec_ops.host_copy import HostCopy, HostCopyHandle
 from specdec_ops.metrics import AcceptanceMetrics, AcceptanceSnapshot
@@ -88,6 +89,7 @@ __all__ = [
     "WarmupReport",
     "advance_draft_step_",
     "apply_logit_processors_",
+    "backend",
     "combine_sampled_and_draft_tokens_",
     "compute_slot_mapping",
     "compute_slot_mapping_",

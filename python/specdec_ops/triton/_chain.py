@@ -1,0 +1,647 @@
+"""What becomes of a request once its rows are read: csrc/cpu/kernels/chain.kernel.h, a program to a request.
+
+Decisions are in float64. Sums over blocks, chunks and ids are added in float64 in another order than there,
+so a draw may choose another token where it lies within 1e-13 of a boundary.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specdec_ops.triton._numerics import (
+    LARGEST_LOGSUMEXP,
+    LN2,
+    LOG2E,
+    exp2_f64,
+    flush,
+    is_finite,
+    kernel,
+    log2_f64,
+    log2_scale,
+    weights_of,
+)
+from specdec_ops.triton._philox import (
+    ACCEPT,
+    random_words,
+    splitmix64,
+    token_draw_of,
+    uniform_of,
+)
+from specdec_ops.triton._rows import (
+    BLOCK_SIZE,
+    CHUNK_SIZE,
+    CHUNKS_PER_BLOCK,
+    LOGITS,
+    NUM_LANES,
+    ONE_HOT,
+    PROBS,
+    SUPPORT,
+    WIDE_ACCEPT_UNIFORMS,
+    WIDE_BONUS_IDS,
+    WIDE_DRAFT_IDS,
+    WIDE_FINAL_SLOTS,
+    WIDE_FINAL_UNIFORMS,
+    WIDE_LOGSUMEXP,
+    WIDE_POSITIONS,
+    WIDE_RATES,
+    WIDE_SUPPORT_IDS,
+    load_integer,
+    load_real,
+    load_request,
+    row_pointer,
+    sum_by_halves,
+)
+
+#: Where random numbers come from.
+NO_NUMBERS = tl.constexpr(0)
+SEEDS = tl.constexpr(1)
+UNIFORMS = tl.constexpr(2)
+
+#: Which drafts are accepted.
+TOKEN_LEVEL = tl.constexpr(0)
+REJECT_ALL = tl.constexpr(1)
+SYNTHETIC = tl.constexpr(2)
+
+#: What to draw from where no further draft is accepted.
+FROM_TARGET = tl.constexpr(0)
+WITHOUT_DRAFT = tl.constexpr(1)
+SUPPORT_RESIDUAL = tl.constexpr(2)
+DENSE_RESIDUAL = tl.constexpr(3)
+
+OK = tl.constexpr(0)
+NON_FINITE_TARGET = tl.constexpr(1)
+MASKED_TARGET = tl.constexpr(2)
+UNUSABLE_DRAFT_LAW = tl.constexpr(3)
+INVALID_DRAFT_ID = tl.constexpr(4)
+
+THINNING_ATTEMPTS = tl.constexpr(32)
+#: What a level of a draw is given to use what the level above has left.
+_REMAINDER = tl.constexpr(-1.0)
+
+
+@triton.jit
+def at(values, places, i):
+    """Element i of a vector, whose places are given, as a number."""
+    return tl.sum(tl.where(places == i, values, 0), axis=0)
+
+
+@triton.jit
+def laws_of(maxima, sums, scale):
+    """Of rows, from the numbers of their blocks: largest logit, whether all is finite, log2 of the total."""
+    largest = tl.max(maxima, axis=1)
+    non_finite = tl.max(tl.where(sums != sums, 1, 0), axis=1) != 0
+    distance = (maxima.to(tl.float64) - largest[:, None].to(tl.float64)) * scale.to(tl.float64)
+    weights = exp2_f64(tl.where(sums > 0, distance, 0.0))
+    total = tl.sum(tl.where(sums > 0, sums.to(tl.float64) * weights, 0.0), axis=1)
+    log2_total = log2_f64(tl.where(total > 0, total, 1.0))
+    log2_sum = tl.fma(largest.to(tl.float64), scale.to(tl.float64), log2_total)
+    logsumexp = tl.where(largest > float("-inf"), log2_sum * LN2, float("-inf"))
+    logsumexp = tl.where(non_finite, float("nan"), logsumexp)
+    return largest, non_finite, log2_total, logsumexp
+
+
+@triton.jit
+def log2_prob(x, reference, scale, log2_total):
+    distance = x.to(tl.float64) - reference.to(tl.float64)
+    return tl.fma(distance, scale.to(tl.float64), -log2_total)
+
+
+@triton.jit
+def load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS: tl.constexpr, PLANE):
+    """Largest logits and sums of the blocks of rows, [rows, blocks]."""
+    block = tl.arange(0, NUM_BLOCKS)
+    mask = present[:, None] & (block < num_blocks)[None, :]
+    pointer = stats.to(tl.pointer_type(tl.float32)) + rows[:, None] * num_blocks + block[None, :]
+    maxima = tl.load(pointer, mask=mask, other=float("-inf"))
+    return maxima, tl.load(pointer + PLANE, mask=mask, other=0.0)
+
+
+@triton.jit
+def choose(weights, prefix, draw, AXIS: tl.constexpr, SIZE: tl.constexpr):
+    """Of each row the first place whose prefix exceeds the draw, or the last with weight.
+
+    Also what is left of the draw there, in parts of the weight, and the weight.
+    """
+    place = tl.arange(0, SIZE)[None, :]
+    hit = tl.min(tl.where((weights > 0) & (prefix > draw[:, None]), place, SIZE), axis=AXIS)
+    last = tl.max(tl.where(weights > 0, place, 0), axis=AXIS)
+    chosen = tl.where(hit < SIZE, hit, last)
+    is_chosen = place == chosen[:, None]
+    weight = tl.sum(tl.where(is_chosen, weights, 0.0), axis=AXIS)
+    before = tl.sum(tl.where(is_chosen, prefix - weights, 0.0), axis=AXIS)
+    remainder = tl.where(hit < SIZE, (draw - before) / weight, 1.0)
+    return chosen, remainder, weight
+
+
+@triton.jit
+def pick_in_blocks(weights, chunk_number, id_number):
+    """Places in blocks, each of weights [chunks, ids], that numbers choose."""
+    sums = tl.sum(weights.to(tl.float64), axis=2)
+    prefix = tl.cumsum(sums, axis=1)
+    total = tl.sum(sums, axis=1)
+    chunk, remainder, chunk_sum = choose(sums, prefix, chunk_number * total, 1, CHUNKS_PER_BLOCK)
+    is_chosen = tl.arange(0, CHUNKS_PER_BLOCK)[None, :] == chunk[:, None]
+    inside = tl.sum(tl.where(is_chosen[:, :, None], weights, 0.0), axis=1).to(tl.float64)
+    rest = tl.where(id_number >= 0, id_number, remainder) * chunk_sum
+    place, rest, weight = choose(inside, tl.cumsum(inside, axis=1), rest, 1, CHUNK_SIZE)
+    return chunk * CHUNK_SIZE + place
+
+
+@triton.jit
+def load_blocks(pointer, blocks, size, other: tl.constexpr):
+    """Blocks of a row, [blocks, chunks, ids] in float32; `other` from the end of the row on."""
+    chunk = tl.arange(0, CHUNKS_PER_BLOCK)[None, :, None]
+    place = tl.arange(0, CHUNK_SIZE)[None, None, :]
+    ids = blocks[:, None, None] * BLOCK_SIZE + chunk * CHUNK_SIZE + place
+    if tl.max(blocks, axis=0) * BLOCK_SIZE + BLOCK_SIZE <= size:
+        x = tl.load(pointer + ids)
+    else:
+        x = tl.load(pointer + ids, mask=ids < size, other=other)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def ids_of_block():
+    chunk = tl.arange(0, CHUNKS_PER_BLOCK)[None, :, None]
+    return chunk * CHUNK_SIZE + tl.arange(0, CHUNK_SIZE)[None, None, :]
+
+
+@triton.jit
+def largest_of_block(x):
+    """The largest of [1, chunks, ids] that is not NaN."""
+    return tl.max(tl.reshape(tl.where(x == x, x, float("-inf")), [BLOCK_SIZE]), axis=0)
+
+
+@triton.jit
+def mass_of_block(weights):
+    """The sum of [1, chunks, ids] in lanes and halves."""
+    rows = tl.reshape(weights, [16, NUM_LANES])
+    return sum_by_halves(tl.sum(rows, axis=0))
+
+
+@triton.jit
+def probs_of_block(x, largest, reference, scale, log2_total):
+    factor = exp2_f64(log2_prob(largest, reference, scale, log2_total)).to(tl.float32)
+    return weights_of(x, largest, scale, factor)
+
+
+@triton.jit
+def dense_draft_probs(y, draft_scale, draft_log2_total, LAW: tl.constexpr):
+    """A block of the draft's law; NaN where an entry is not finite."""
+    if LAW == PROBS:
+        y = flush(y)
+        return tl.maximum(tl.zeros_like(y), y + (y - y), propagate_nan=tl.PropagateNan.ALL)
+    else:
+        largest = largest_of_block(y)
+        return probs_of_block(y, largest, tl.full([], 0.0, tl.float32), draft_scale, draft_log2_total)
+
+
+@triton.jit
+def subtract(weights, probs):
+    rest = flush(weights - probs)
+    return tl.maximum(tl.zeros_like(rest), rest, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def subtract_support(
+    weights, begin, ids, id_stride, logprobs, logprob_stride, support_size, vocab_size, wide
+):  # fmt: skip
+    """Takes a sparse law away from the probabilities of a block."""
+    places = ids_of_block()
+    for j in range(support_size):
+        token = load_integer(ids, j * id_stride, wide & WIDE_SUPPORT_IDS, support_size > 0)
+        if (token >= begin) & (token < begin + BLOCK_SIZE) & (token < vocab_size):
+            logprob = tl.load((logprobs + j * logprob_stride).to(tl.pointer_type(tl.float32)))
+            q = exp2_f64(logprob.to(tl.float64) * LOG2E).to(tl.float32)
+            rest = weights - q
+            rest = tl.where(rest > 0, rest, 0.0)
+            weights = tl.where(places == token - begin, rest, weights)
+    return weights
+
+
+@triton.jit
+def store_token(token_ids, place, token, is_wide, mask):
+    narrow = token_ids.to(tl.pointer_type(tl.int32)) + place
+    tl.store(narrow, token.to(tl.int32), mask=mask & (is_wide == 0))
+    tl.store(token_ids.to(tl.pointer_type(tl.int64)) + place, token, mask=mask & (is_wide != 0))
+
+
+@kernel
+def judge_requests(
+    cu: tl.int64, cu_stride: tl.int64,
+    indices: tl.int64, indices_stride: tl.int64,
+    temperature: tl.int64, temperature_stride: tl.int64,
+    draft_temperature: tl.int64, draft_temperature_stride: tl.int64,
+    has_draft_law: tl.int64, has_draft_law_stride: tl.int64,
+    wide: tl.int32, num_drafts: tl.int64, most_drafts: tl.int64, num_entries: tl.int64,
+    has_bonus_rows: tl.int32, has_random_numbers: tl.int32,
+    target: tl.int64, target_stride: tl.int64,
+    draft: tl.int64, draft_stride: tl.int64, draft_entry_stride: tl.int64, draft_slot_stride: tl.int64,
+    vocab_size: tl.int32, num_blocks: tl.int32, num_target_rows: tl.int64,
+    stats: tl.int64, plane: tl.int64,
+    draft_ids: tl.int64, draft_ids_stride: tl.int64,
+    lse: tl.int64, lse_stride: tl.int64, lse_entry_stride: tl.int64, lse_slot_stride: tl.int64,
+    support_ids: tl.int64, support_ids_stride: tl.int64, support_ids_entry_stride: tl.int64,
+    support_ids_slot_stride: tl.int64, support_id_stride: tl.int64,
+    support_logprobs: tl.int64, support_logprobs_stride: tl.int64, support_logprobs_entry_stride: tl.int64,
+    support_logprobs_slot_stride: tl.int64, support_logprob_stride: tl.int64, support_size: tl.int32,
+    seeds: tl.int64, seeds_stride: tl.int64, positions: tl.int64, positions_stride: tl.int64,
+    accept_uniforms: tl.int64, accept_uniforms_stride: tl.int64,
+    final_uniforms: tl.int64, final_uniforms_stride: tl.int64,
+    bonus_ids: tl.int64, bonus_ids_stride: tl.int64,
+    rates: tl.int64, rates_stride: tl.int64, rule: tl.int32,
+    final_stream: tl.int32, final_slot: tl.int64, final_slots: tl.int64, final_slots_stride: tl.int64,
+    token_ids: tl.int64, ids_are_wide: tl.int32, width: tl.int32,
+    num_accepted: tl.int64, status_out: tl.int64, lse_out: tl.int64, logprobs_out: tl.int64,
+    accept_probs_out: tl.int64,
+    DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, NUMBERS: tl.constexpr,
+    ALIGNED: tl.constexpr, NUM_BLOCKS: tl.constexpr, WAVE: tl.constexpr, ATTEMPTS: tl.constexpr,
+):  # fmt: skip
+    """Judges the drafts of a request, a wave of slots at a time, and draws the token that follows."""
+    r = tl.program_id(0).to(tl.int64)
+    first_draft, count, first_row, entry, greedy, has_law, t, draft_t = load_request(
+        r, cu, cu_stride, indices, indices_stride, temperature, temperature_stride,
+        draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
+        wide, num_drafts, most_drafts, num_entries, has_bonus_rows, has_random_numbers, LAW,
+    )  # fmt: skip
+    scale, draft_scale = log2_scale(t), log2_scale(draft_t)
+    end = count + tl.where(has_bonus_rows != 0, 1, 0)
+    key = splitmix64(tl.load((seeds + entry * seeds_stride).to(tl.pointer_type(tl.int64)), mask=seeds != 0, other=0))
+    position = load_integer(positions, r * positions_stride, wide & WIDE_POSITIONS, positions != 0)
+
+    zero = tl.full([], 0.0, tl.float32)
+    places = tl.arange(0, WAVE)
+    blocks = tl.arange(0, NUM_BLOCKS)
+    begin = count * 0
+    # Of the slot where the request ends:
+    is_open = end > 0
+    ends = end < 0
+    final = tl.full([], 0, tl.int32)
+    status = tl.full([], 0, tl.int32)
+    x_end = begin - 1
+    argmax_end = begin
+    largest_end = tl.full([], 0.0, tl.float32)
+    reference_end = tl.full([], 0.0, tl.float32)
+    log2_total_end = tl.full([], 0.0, tl.float64)
+    draft_log2_total_end = tl.full([], 0.0, tl.float64)
+    row_status_end = tl.full([], 0, tl.int32)
+    while is_open:
+        slots = begin + places
+        present = slots < end
+        is_draft = slots < count
+        rows = first_row + slots
+
+        x = load_integer(
+            draft_ids, (first_draft + slots) * draft_ids_stride, wide & WIDE_DRAFT_IDS, is_draft
+        )  # fmt: skip
+        x = tl.where(is_draft, x, -1)
+        valid = (x >= 0) & (x < vocab_size)
+        x_inside = tl.where(valid, x, 0)
+        logits = tl.load(
+            target.to(tl.int64).to(tl.pointer_type(DTYPE)) + rows * target_stride + x_inside, mask=valid & present, other=0.0
+        ).to(tl.float32)  # fmt: skip
+
+        maxima, sums = load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS, plane)
+        largest, non_finite, log2_total, logsumexp = laws_of(maxima, sums, scale)
+        usable = tl.abs(logsumexp) < LARGEST_LOGSUMEXP
+        reference = tl.where(usable, 0.0, largest)
+        # A law is put together from its logsumexp.
+        log2_total = tl.where(usable, logsumexp * LOG2E, log2_total)
+        row_status = tl.where(largest > float("-inf"), 0, 2)
+        row_status = tl.where(non_finite, 1, row_status)
+
+        argmax = x * 0
+        if greedy:
+            first = tl.min(tl.where(maxima == largest[:, None], blocks[None, :], NUM_BLOCKS), axis=1)
+            first = tl.minimum(first, num_blocks - 1)
+            index = stats.to(tl.pointer_type(tl.float32)) + 2 * plane + rows * num_blocks + first
+            argmax = first.to(tl.int64) * BLOCK_SIZE + tl.load(index, mask=present, other=0.0).to(tl.int64)
+
+        coin = tl.full([WAVE], 1.0, tl.float64)
+        if NUMBERS == SEEDS:
+            w0, w1, w2, w3 = random_words(key, slots.to(tl.int32), ACCEPT, position + (slots - slots))
+            coin = uniform_of(w0, w1)
+        elif NUMBERS == UNIFORMS:
+            coin = load_real(
+                accept_uniforms, (first_draft + slots) * accept_uniforms_stride, wide & WIDE_ACCEPT_UNIFORMS,
+                is_draft & (accept_uniforms != 0),
+            )  # fmt: skip
+        rate = load_real(rates, slots * rates_stride, wide & WIDE_RATES, is_draft & (rates != 0))
+        by_law = rule == TOKEN_LEVEL
+        wins = (rule == SYNTHETIC) & (coin < rate)
+
+        p = exp2_f64(log2_prob(logits, reference, scale, log2_total))
+        accepted = wins | (by_law & (coin < p))
+        kind = tl.full([WAVE], WITHOUT_DRAFT, tl.int32)
+        slot_status = tl.full([WAVE], 0, tl.int32)
+        accept_prob = p
+        draft_log2_total = tl.full([WAVE], 0.0, tl.float64)
+        if LAW != ONE_HOT:
+            q = tl.full([WAVE], 0.0, tl.float64)
+            if LAW == SUPPORT:
+                for j in range(support_size):
+                    ids_at = (
+                        first_draft * support_ids_stride + entry * support_ids_entry_stride
+                        + slots * support_ids_slot_stride + j * support_id_stride
+                    )  # fmt: skip
+                    logprobs_at = (
+                        first_draft * support_logprobs_stride + entry * support_logprobs_entry_stride
+                        + slots * support_logprobs_slot_stride + j * support_logprob_stride
+                    )  # fmt: skip
+                    looked_at = valid & has_law
+                    token = load_integer(support_ids, ids_at, wide & WIDE_SUPPORT_IDS, looked_at)
+                    logprob = load_real(support_logprobs, logprobs_at, 0, looked_at)
+                    prob = exp2_f64(logprob * LOG2E)
+                    inside = looked_at & (token >= 0) & (token < vocab_size)
+                    q = tl.where(inside & (token == x), q + prob, q)
+                    q = tl.where(inside & (is_finite(prob) == 0), float("nan"), q)
+            else:
+                draft_row = first_draft * draft_stride + entry * draft_entry_stride + slots * draft_slot_stride
+                y = tl.load(
+                    draft.to(tl.int64).to(tl.pointer_type(DRAFT_DTYPE)) + draft_row + x_inside, mask=valid & has_law, other=0.0
+                ).to(tl.float32)  # fmt: skip
+                if LAW == LOGITS:
+                    draft_lse = load_real(
+                        lse, first_draft * lse_stride + entry * lse_entry_stride + slots * lse_slot_stride,
+                        wide & WIDE_LOGSUMEXP, is_draft & (lse != 0),
+                    )  # fmt: skip
+                    if lse == 0:
+                        draft_maxima, draft_sums = load_stats_of_rows(
+                            stats, num_target_rows + first_draft + slots,
+                            is_draft & has_law & (greedy == 0), num_blocks, NUM_BLOCKS, plane,
+                        )  # fmt: skip
+                        row_max, odd, log2_of_row, draft_lse = laws_of(draft_maxima, draft_sums, draft_scale)
+                    draft_log2_total = draft_lse * LOG2E
+                    q = exp2_f64(log2_prob(y, zero, draft_scale, draft_log2_total))
+                    q = tl.where(tl.abs(draft_lse) < LARGEST_LOGSUMEXP, q, float("nan"))
+                else:
+                    q = tl.where(y > 0, y.to(tl.float64), tl.where(y <= 0, 0.0, float("nan")))
+            q_usable = (q > 0) & is_finite(q)
+            ratio = tl.where(p < q, p / q, 1.0)
+            accept_prob = tl.where(has_law, tl.where(q_usable, ratio, float("nan")), accept_prob)
+            kind = tl.where(has_law & q_usable, SUPPORT_RESIDUAL if LAW == SUPPORT else DENSE_RESIDUAL, kind)
+            slot_status = tl.where(has_law & (q_usable == 0), UNUSABLE_DRAFT_LAW, slot_status)
+            accepted = accepted | (has_law & q_usable & by_law & (coin * q < p))
+        equal = x == argmax
+        accepted = tl.where(greedy, wins | (by_law & equal), accepted)
+        accept_prob = tl.where(greedy, tl.where(equal, 1.0, 0.0), accept_prob)
+        slot_status = tl.where(greedy, 0, slot_status)
+        accepted = accepted & valid & (row_status == 0)
+        accept_prob = tl.where(valid & (row_status == 0), accept_prob, float("nan"))
+        kind = tl.where(valid, kind, FROM_TARGET)
+        slot_status = tl.where(valid, slot_status, tl.where(is_draft & (x != -1), INVALID_DRAFT_ID, 0))
+        slot_status = tl.where(row_status != 0, row_status, slot_status)
+
+        last = tl.min(tl.where(present & (accepted == 0), places, WAVE), axis=0)
+        is_reached = present & (places <= last)
+        is_emitted = present & (places < last)
+        store_token(token_ids, r * width + slots, x, ids_are_wide, is_emitted)
+        if lse_out != 0:
+            tl.store(lse_out.to(tl.pointer_type(tl.float64)) + rows, logsumexp, mask=is_reached)
+        if logprobs_out != 0:
+            logprob = log2_prob(logits, reference, scale, log2_total) * LN2
+            tl.store(
+                logprobs_out.to(tl.pointer_type(tl.float32)) + r * width + slots, logprob.to(tl.float32),
+                mask=is_emitted,
+            )  # fmt: skip
+        if accept_probs_out != 0:
+            tl.store(
+                accept_probs_out.to(tl.pointer_type(tl.float32)) + first_draft + slots,
+                accept_prob.to(tl.float32), mask=is_reached & is_draft,
+            )  # fmt: skip
+
+        ends = last < WAVE
+        is_open = (ends == 0) & (begin + WAVE < end)
+        if ends:
+            begin = begin + last
+            final = at(kind, places, last)
+            status = at(slot_status, places, last)
+            x_end = at(x, places, last)
+            argmax_end = at(argmax, places, last)
+            largest_end = at(largest, places, last)
+            reference_end = at(reference, places, last)
+            log2_total_end = at(log2_total, places, last)
+            draft_log2_total_end = at(draft_log2_total, places, last)
+            row_status_end = at(row_status, places, last)
+        elif is_open:
+            begin = begin + WAVE
+        else:
+            begin = end
+
+    row = first_row + begin
+    row_of_target = row * target_stride
+    of_drafts = first_draft * draft_stride + entry * draft_entry_stride + begin * draft_slot_stride
+    row_stats = stats.to(tl.pointer_type(tl.float32)) + row * num_blocks
+    token = begin * 0 - 1
+    if ends & (row_status_end != 0):
+        # The lowest id with the largest logit that is not NaN.
+        token = token + 1
+        if row_status_end == NON_FINITE_TARGET:
+            found = token - 1
+            block = tl.full([], 0, tl.int32)
+            while (found < 0) & (block < num_blocks):
+                if tl.load(row_stats + block) == largest_end:
+                    pointer = row_pointer(target, row_of_target, DTYPE, ALIGNED)
+                    values = load_blocks(pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("nan"))
+                    place = tl.where(values == largest_end, ids_of_block(), BLOCK_SIZE)
+                    first = tl.min(tl.reshape(place, [BLOCK_SIZE]), axis=0)
+                    if first < BLOCK_SIZE:
+                        found = block.to(tl.int64) * BLOCK_SIZE + first
+                block += 1
+            token = tl.maximum(found, 0)
+    elif ends & greedy:
+        token = argmax_end
+    elif ends:
+        pointer = row_pointer(target, row_of_target, DTYPE, ALIGNED)
+        drafts = row_pointer(draft, of_drafts, DRAFT_DTYPE, ALIGNED)
+        inside = blocks < num_blocks
+        maxima = tl.load(row_stats + blocks, mask=inside, other=float("-inf"))
+        sums = tl.load(row_stats + plane + blocks, mask=inside, other=0.0)
+        of_target = exp2_f64(log2_prob(maxima, reference_end, scale, log2_total_end))
+        of_target = tl.where(sums > 0, sums.to(tl.float64) * of_target, 0.0)
+        of_blocks = of_target
+
+        stream_slot = tl.full([], 0, tl.int32)
+        at_position = position + begin
+        if final_stream == 2:
+            at_position = position
+            own = load_integer(final_slots, r * final_slots_stride, wide & WIDE_FINAL_SLOTS, final_slots != 0)
+            stream_slot = tl.where(final_slots != 0, own, final_slot).to(tl.int32)
+        number = tl.full([], 0, tl.int32)
+        if (LAW == LOGITS) | (LAW == PROBS):
+            if final == DENSE_RESIDUAL:
+                if NUMBERS == SEEDS:
+                    # A token of p that is kept with probability max(p - q, 0) / p has the residual's law.
+                    attempts = tl.arange(0, ATTEMPTS)
+                    prefix = tl.cumsum(of_blocks, axis=0)
+                    total = tl.sum(of_blocks, axis=0)
+                    while (token < 0) & (number < THINNING_ATTEMPTS):
+                        attempt = number + attempts
+                        positions_of = at_position + (attempt - attempt).to(tl.int64)
+                        w0, w1, w2, w3 = random_words(key, 2 * attempt, final_stream, positions_of)
+                        block_number, chunk_number, id_number = token_draw_of(w0, w1, w2, w3)
+                        w0, w1, w2, w3 = random_words(key, 2 * attempt + 1, final_stream, positions_of)
+                        u = uniform_of(w0, w1)
+                        chosen, remainder, weight = choose(
+                            of_blocks[None, :], prefix[None, :], block_number * total, 1, NUM_BLOCKS
+                        )  # fmt: skip
+                        values = load_blocks(pointer, chosen, vocab_size, float("-inf"))
+                        block_max = tl.load(row_stats + chosen)
+                        weights = weights_of(values, block_max[:, None, None], scale, 1.0)
+                        ids = chosen * BLOCK_SIZE + pick_in_blocks(weights, chunk_number, id_number)
+                        value = tl.load(pointer + ids).to(tl.float32)
+                        p = exp2_f64(log2_prob(value, reference_end, scale, log2_total_end))
+                        value = tl.load(drafts + ids).to(tl.float32)
+                        if LAW == LOGITS:
+                            q = exp2_f64(log2_prob(value, zero, draft_scale, draft_log2_total_end))
+                        else:
+                            q = tl.where((value < 0) & is_finite(value), 0.0, value).to(tl.float64)
+                        unusable = is_finite(q) == 0
+                        kept = unusable | (u * p < p - q)
+                        first = tl.min(tl.where(kept, attempts, ATTEMPTS), axis=0)
+                        if first < ATTEMPTS:
+                            token = at(ids, attempts, first).to(tl.int64)
+                            if at(unusable.to(tl.int32), attempts, first) != 0:
+                                status = tl.full([], UNUSABLE_DRAFT_LAW, tl.int32)
+                        number += ATTEMPTS
+                    number = tl.full([], 2 * THINNING_ATTEMPTS, tl.int32)
+                if token < 0:
+                    # A pass over both rows makes the residual.
+                    for block in range(num_blocks):
+                        one = tl.zeros([1], tl.int32) + block
+                        values = load_blocks(pointer, one, vocab_size, float("-inf"))
+                        weights = probs_of_block(
+                            values, tl.load(row_stats + block), reference_end, scale, log2_total_end
+                        )  # fmt: skip
+                        values = load_blocks(drafts, one, vocab_size, 0.0 if LAW == PROBS else float("-inf"))
+                        probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
+                        mass = mass_of_block(subtract(weights, probs)).to(tl.float64)
+                        of_blocks = tl.where(blocks == block, mass, of_blocks)
+
+        block_of_x = (x_end // BLOCK_SIZE).to(tl.int32)
+        ids_at = (
+            support_ids + first_draft * support_ids_stride + entry * support_ids_entry_stride
+            + begin * support_ids_slot_stride
+        )  # fmt: skip
+        logprobs_at = (
+            support_logprobs + first_draft * support_logprobs_stride
+            + entry * support_logprobs_entry_stride + begin * support_logprobs_slot_stride
+        )  # fmt: skip
+        touched = blocks < 0
+        if final == WITHOUT_DRAFT:
+            touched = blocks == block_of_x
+        if LAW == SUPPORT:
+            if final == SUPPORT_RESIDUAL:
+                for j in range(support_size):
+                    listed = load_integer(ids_at, j * support_id_stride, wide & WIDE_SUPPORT_IDS, support_size > 0)
+                    is_id = (listed >= 0) & (listed < vocab_size)
+                    touched = touched | (is_id & (blocks == (listed // BLOCK_SIZE).to(tl.int32)))
+        touched = touched & inside
+        if token < 0:
+            for block in range(num_blocks):
+                if at(touched.to(tl.int32), blocks, block) != 0:
+                    values = load_blocks(pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("-inf"))
+                    weights = probs_of_block(
+                        values, tl.load(row_stats + block), reference_end, scale, log2_total_end
+                    )  # fmt: skip
+                    if LAW == SUPPORT:
+                        if final == SUPPORT_RESIDUAL:
+                            weights = subtract_support(
+                                weights, block * BLOCK_SIZE, ids_at, support_id_stride, logprobs_at,
+                                support_logprob_stride, support_size, vocab_size, wide,
+                            )  # fmt: skip
+                    if final == WITHOUT_DRAFT:
+                        weights = tl.where(ids_of_block() == x_end - block * BLOCK_SIZE, 0.0, weights)
+                    mass = tl.sum(tl.reshape(weights, [BLOCK_SIZE]).to(tl.float64), axis=0)
+                    of_blocks = tl.where(blocks == block, mass, of_blocks)
+            total = tl.sum(of_blocks, axis=0)
+            if (total > 0) == 0:
+                # Nothing is left, or the draft row is not usable: p.
+                if total != total:
+                    status = tl.full([], UNUSABLE_DRAFT_LAW, tl.int32)
+                final = tl.full([], FROM_TARGET, tl.int32)
+                touched = blocks < 0
+                of_blocks = of_target
+                total = tl.sum(of_blocks, axis=0)
+
+            given = load_real(
+                final_uniforms, r * final_uniforms_stride, wide & WIDE_FINAL_UNIFORMS, final_uniforms != 0
+            )  # fmt: skip
+            block_number = tl.zeros([1], tl.float64) + given
+            chunk_number = tl.full([1], _REMAINDER, tl.float64)
+            id_number = tl.full([1], _REMAINDER, tl.float64)
+            if NUMBERS == SEEDS:
+                drawn = tl.where(final_stream == 2, stream_slot, number) + tl.zeros([1], tl.int32)
+                w0, w1, w2, w3 = random_words(
+                    key, drawn, final_stream, at_position + tl.zeros([1], tl.int64)
+                )  # fmt: skip
+                block_number, chunk_number, id_number = token_draw_of(w0, w1, w2, w3)
+            one_row = of_blocks[None, :]
+            chosen, remainder, weight = choose(
+                one_row, tl.cumsum(of_blocks, axis=0)[None, :], block_number * total, 1, NUM_BLOCKS
+            )  # fmt: skip
+            chunk_number = tl.where(chunk_number >= 0, chunk_number, remainder)
+            block = tl.max(chosen, axis=0)
+            values = load_blocks(pointer, chosen, vocab_size, float("-inf"))
+            block_max = tl.load(row_stats + block)
+            is_touched = at(touched.to(tl.int32), blocks, block) != 0
+            factor = exp2_f64(log2_prob(block_max, reference_end, scale, log2_total_end)).to(tl.float32)
+            # Unscaled weights: a block far below the row's maximum loses none of them to rounding.
+            factor = tl.where(is_touched | (final == DENSE_RESIDUAL), factor, 1.0)
+            weights = weights_of(values, block_max, scale, factor)
+            if (LAW == LOGITS) | (LAW == PROBS):
+                if final == DENSE_RESIDUAL:
+                    values = load_blocks(drafts, chosen, vocab_size, 0.0 if LAW == PROBS else float("-inf"))
+                    probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
+                    weights = subtract(weights, probs)
+            if LAW == SUPPORT:
+                if (final == SUPPORT_RESIDUAL) & is_touched:
+                    weights = subtract_support(
+                        weights, block * BLOCK_SIZE, ids_at, support_id_stride, logprobs_at,
+                        support_logprob_stride, support_size, vocab_size, wide,
+                    )  # fmt: skip
+            if (final == WITHOUT_DRAFT) & is_touched:
+                weights = tl.where(ids_of_block() == x_end - block * BLOCK_SIZE, 0.0, weights)
+            place = pick_in_blocks(weights, chunk_number, id_number)
+            token = tl.max(chosen * BLOCK_SIZE + place, axis=0).to(tl.int64)
+
+    has_logprob = ends & (row_status_end == 0)
+    if ends == 0:
+        # Every draft was accepted, and the bonus token is a given one.
+        token = load_integer(bonus_ids, r * bonus_ids_stride, wide & WIDE_BONUS_IDS, bonus_ids != 0)
+        is_id = (token >= 0) & (token < vocab_size) & (bonus_ids != 0)
+        status = tl.where(is_id | (token == -1), 0, INVALID_DRAFT_ID)
+        token = tl.where(is_id, token, -1)
+    store_token(token_ids, r * width + begin, token, ids_are_wide, width > 0)
+    tl.store(status_out.to(tl.pointer_type(tl.int32)) + r, status)
+    if num_accepted != 0:
+        tl.store(num_accepted.to(tl.pointer_type(tl.int32)) + r, begin.to(tl.int32))
+    if logprobs_out != 0:
+        value = tl.load(
+            target.to(tl.int64).to(tl.pointer_type(DTYPE)) + row_of_target + token, mask=has_logprob, other=0.0
+        ).to(tl.float32)  # fmt: skip
+        logprob = log2_prob(value, reference_end, scale, log2_total_end) * LN2
+        logprob = tl.where(has_logprob, logprob, float("nan"))
+        tl.store(logprobs_out.to(tl.pointer_type(tl.float32)) + r * width + begin, logprob.to(tl.float32))
+    # What was not reached.
+    for first_slot in range(0, width, 16):
+        slots = first_slot + tl.arange(0, 16)
+        behind = (slots > begin) & (slots < width)
+        store_token(token_ids, r * width + slots, slots.to(tl.int64) * 0 - 1, ids_are_wide, behind)
+        nothing = tl.full([16], float("nan"), tl.float64)
+        if logprobs_out != 0:
+            tl.store(
+                logprobs_out.to(tl.pointer_type(tl.float32)) + r * width + slots, nothing.to(tl.float32),
+                mask=behind,
+            )  # fmt: skip
+        if lse_out != 0:
+            tl.store(
+                lse_out.to(tl.pointer_type(tl.float64)) + first_row + slots, nothing,
+                mask=(slots > begin) & (slots < end),
+            )  # fmt: skip
+        if accept_probs_out != 0:
+            tl.store(
+                accept_probs_out.to(tl.pointer_type(tl.float32)) + first_draft + slots,
+                nothing.to(tl.float32), mask=(slots > begin) & (slots < count),
+            )  # fmt: skip

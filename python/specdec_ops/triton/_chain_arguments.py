@@ -1,0 +1,384 @@
+"""From tensors to the launches of the chain program: what the three ops have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec_ops.triton import _chain, _rows
+
+_LARGEST_VOCAB_SIZE = 1 << 23
+_ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_INTEGERS = (torch.int32, torch.int64)
+_REALS = (torch.float32, torch.float64)
+#: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
+_FEWEST_BLOCKS = 64
+#: How the kernels are cut and launched: bench/bench_triton.py tries others.
+READER = {"EXACT": True, "IN_REGISTERS": False, "BLOCKS": 1, "num_warps": 4}
+JUDGE = {"ATTEMPTS": 4, "num_warps": 8}
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape_of(tensor: Tensor) -> str:
+    return f"shape [{', '.join(map(str, tensor.shape))}]"
+
+
+class Checks:
+    """The checks of one op: "<op>: <argument> must be <expectation>, got <actual>"."""
+
+    def __init__(self, op: str, first: Tensor) -> None:
+        self.op = op
+        self._device = first.device
+
+    def require(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise RuntimeError(f"{self.op}: {message}")
+
+    def dtype(self, tensor: Tensor, name: str, allowed: Sequence[torch.dtype], expected: str) -> None:
+        if tensor.device != self._device:
+            self.require(
+                False,
+                f"{name} must be on the device of the other tensors, {self._device}, got {tensor.device}",
+            )
+        if tensor.dtype not in allowed:
+            self.require(False, f"{name} must be {expected}, got {_name_of(tensor.dtype)}")
+
+    def integer(self, tensor: Tensor, name: str) -> None:
+        self.dtype(tensor, name, _INTEGERS, "int32 or int64")
+
+    def real(self, tensor: Tensor, name: str) -> None:
+        self.dtype(tensor, name, _REALS, "float32 or float64")
+
+    def vector(self, tensor: Tensor, name: str, shape: str, size: int) -> None:
+        if tensor.dim() != 1 or tensor.shape[0] != size:
+            elements = "element" if size == 1 else "elements"
+            self.require(False, f"{name} must be {shape} with {size} {elements}, got {_shape_of(tensor)}")
+
+    def row_dtype(self, tensor: Tensor, name: str) -> None:
+        self.dtype(tensor, name, tuple(_ROW_DTYPES), "float32, bfloat16 or float16")
+
+    def contiguous_rows(self, tensor: Tensor, name: str) -> None:
+        if not (tensor.shape[-1] <= 1 or tensor.shape[0] == 0 or tensor.stride(-1) == 1):
+            self.require(
+                False, f"{name} must have a contiguous last dimension, got stride {tensor.stride(-1)}"
+            )
+
+    def rows(self, tensor: Tensor, name: str, shape: str, num_rows: int) -> None:
+        self.row_dtype(tensor, name)
+        if tensor.dim() != 2:
+            self.require(False, f"{name} must be {shape}, got {_shape_of(tensor)}")
+        if tensor.shape[0] != num_rows:
+            rows = "row" if num_rows == 1 else "rows"
+            self.require(False, f"{name} must be {shape} with {num_rows} {rows}, got {_shape_of(tensor)}")
+        self.contiguous_rows(tensor, name)
+
+    def vocab_size(self, given: int | None, logits: Tensor, name: str) -> int:
+        width = logits.shape[1]
+        if width < 1:
+            self.require(False, f"{name} must have at least one column, got {_shape_of(logits)}")
+        size = width if given is None else given
+        if not 1 <= size <= width:
+            self.require(
+                False, f"vocab_size must be between 1 and the width of {name}, {width}, got {size}"
+            )
+        self.require(
+            size <= _LARGEST_VOCAB_SIZE, f"vocab_size must be at most {_LARGEST_VOCAB_SIZE}, got {size}"
+        )
+        return size
+
+
+class View(NamedTuple):
+    """A vector as kernels see it: its address, 0 where it is absent, and its stride in bytes."""
+
+    address: int = 0
+    stride: int = 0
+
+
+class DraftView(NamedTuple):
+    """What each draft has one of: draft after draft, or slot after slot in the entry of its request."""
+
+    address: int = 0
+    draft_stride: int = 0
+    entry_stride: int = 0
+    slot_stride: int = 0
+
+
+_NONE, _NO_DRAFTS = View(), DraftView()
+
+
+def view(tensor: Tensor) -> View:
+    return View(tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+
+
+def _draft_view(tensor: Tensor, in_entries: bool, item_size: int) -> DraftView:
+    of_slot = tensor.stride(1 if in_entries else 0) * item_size
+    if in_entries:
+        return DraftView(tensor.data_ptr(), 0, tensor.stride(0) * item_size, of_slot)
+    return DraftView(tensor.data_ptr(), of_slot, 0, of_slot)
+
+
+class Entries(NamedTuple):
+    """How temperatures, seeds and the like are laid out."""
+
+    #: As messages put it.
+    shape: str
+    size: int
+    num_drafts: int
+    #: The most drafts of a request, of ops where draft laws may lie in entries; else -1.
+    num_slots: int = -1
+
+
+@dataclass
+class Chain:
+    """The arguments of one call."""
+
+    checks: Checks
+    batch: int
+    num_drafts: int
+    target: Tensor
+    vocab_size: int
+    num_entries: int
+    most_drafts: int
+    width: int = 1
+    #: Slots that a program judges at once.
+    wave: int = 1
+    has_bonus_rows: bool = True
+    rule: int = 0
+    wide: int = 0
+    law: int = 0
+    numbers: int = 0
+    draft_dtype: torch.dtype | None = None
+    draft_is_aligned: bool = True
+    support_size: int = 0
+    final_stream: int = 3
+    final_slot: int = 0
+    views: dict[str, View] = field(default_factory=dict)
+    draft_views: dict[str, DraftView] = field(default_factory=dict)
+    element_strides: tuple[int, int] = (0, 0)
+
+    def add(self, name: str, tensor: Tensor, wide: int = 0) -> None:
+        self.views[name] = view(tensor)
+        if wide and tensor.element_size() == 8:
+            self.wide |= wide
+
+    def set_request_indices(
+        self, indices: Tensor | None, temperature: Tensor, by_request: str, num_slots: int = -1
+    ) -> Entries:
+        checks = self.checks
+        if indices is None:
+            return Entries(by_request, self.batch, self.num_drafts, num_slots)
+        checks.integer(indices, "request_indices")
+        checks.vector(indices, "request_indices", by_request, self.batch)
+        checks.require(
+            temperature.dim() == 1 and (temperature.shape[0] > 0 or self.batch == 0),
+            "temperature must be [max_requests] with at least one element, got " + _shape_of(temperature),
+        )
+        self.add("indices", indices, _rows.WIDE_INDICES.value)
+        self.num_entries = temperature.shape[0]
+        return Entries("[max_requests]", self.num_entries, self.num_drafts, num_slots)
+
+    def set_temperature(self, temperature: Tensor, entries: Entries) -> None:
+        self.checks.dtype(temperature, "temperature", (torch.float32,), "float32")
+        self.checks.vector(temperature, "temperature", entries.shape, entries.size)
+        self.add("temperature", temperature)
+
+    def _lies_in_entries(self, tensor: Tensor, name: str, dims: int, shape: str, entries: Entries) -> bool:
+        if entries.num_slots < 0 or tensor.dim() != dims + 2:
+            return False
+        self.checks.require(
+            tensor.shape[0] == entries.size and tensor.shape[1] >= entries.num_slots,
+            f"{name} must be {shape} with max_requests = {entries.size} and k at least "
+            f"max_num_draft_tokens = {entries.num_slots}, got {_shape_of(tensor)}",
+        )
+        return True
+
+    def set_draft_law(
+        self,
+        logits: Tensor | None,
+        probs: Tensor | None,
+        logsumexp: Tensor | None,
+        support_ids: Tensor | None,
+        support_logprobs: Tensor | None,
+        temperature: Tensor | None,
+        has_law: Tensor | None,
+        entries: Entries,
+    ) -> None:
+        checks, num_drafts = self.checks, entries.num_drafts
+        checks.require(
+            sum(law is not None for law in (logits, probs, support_ids)) <= 1,
+            "draft_logits, draft_probs and draft_support_ids must be at most one, got several",
+        )
+        checks.require(
+            logsumexp is None or logits is not None,
+            "draft_logsumexp must be given with draft_logits, got it alone",
+        )
+        checks.require(
+            (support_ids is None) == (support_logprobs is None),
+            "draft_support_ids and draft_support_logprobs must be given together, got one",
+        )
+        rows, name = (logits, "draft_logits") if logits is not None else (probs, "draft_probs")
+        if rows is not None:
+            in_entries = self._lies_in_entries(rows, name, 1, "[max_requests, k, width]", entries)
+            if in_entries:
+                checks.row_dtype(rows, name)
+                checks.contiguous_rows(rows, name)
+            else:
+                checks.rows(rows, name, "[num_drafts, width]", num_drafts)
+            width = rows.shape[-1]
+            checks.require(
+                width >= self.vocab_size or num_drafts == 0,
+                f"{name} must have at least vocab_size = {self.vocab_size} columns, got {width}",
+            )
+            self.law = (_rows.LOGITS if logits is not None else _rows.PROBS).value
+            self.draft_dtype = rows.dtype
+            self.draft_views["draft"] = of_rows = _draft_view(rows, in_entries, 1)
+            strides = of_rows.draft_stride | of_rows.entry_stride | of_rows.slot_stride
+            self.draft_is_aligned = (of_rows.address | strides * rows.element_size()) % 16 == 0
+        if logsumexp is not None:
+            checks.real(logsumexp, "draft_logsumexp")
+            in_entries = self._lies_in_entries(logsumexp, "draft_logsumexp", 0, "[max_requests, k]", entries)
+            if not in_entries:
+                checks.vector(logsumexp, "draft_logsumexp", "[num_drafts]", num_drafts)
+            self.draft_views["lse"] = _draft_view(logsumexp, in_entries, logsumexp.element_size())
+            if logsumexp.dtype == torch.float64:
+                self.wide |= _rows.WIDE_LOGSUMEXP.value
+        if support_ids is not None and support_logprobs is not None:
+            checks.integer(support_ids, "draft_support_ids")
+            checks.dtype(support_logprobs, "draft_support_logprobs", (torch.float32,), "float32")
+            in_entries = self._lies_in_entries(
+                support_ids, "draft_support_ids", 1, "[max_requests, k, support]", entries
+            )
+            if not in_entries and (support_ids.dim() != 2 or support_ids.shape[0] != num_drafts):
+                checks.require(
+                    False,
+                    f"draft_support_ids must be [num_drafts, support] with {num_drafts} rows, got "
+                    + _shape_of(support_ids),
+                )
+            checks.require(
+                support_logprobs.shape == support_ids.shape,
+                f"draft_support_logprobs must have the shape of draft_support_ids, {_shape_of(support_ids)}, "
+                f"got {_shape_of(support_logprobs)}",
+            )
+            self.law = _rows.SUPPORT.value
+            self.draft_views["support_ids"] = _draft_view(support_ids, in_entries, support_ids.element_size())
+            self.draft_views["support_logprobs"] = _draft_view(support_logprobs, in_entries, 4)
+            self.element_strides = (
+                support_ids.stride(-1) * support_ids.element_size(),
+                support_logprobs.stride(-1) * 4,
+            )
+            self.support_size = support_ids.shape[-1]
+            if support_ids.dtype == torch.int64:
+                self.wide |= _rows.WIDE_SUPPORT_IDS.value
+        if temperature is not None:
+            checks.dtype(temperature, "draft_temperature", (torch.float32,), "float32")
+            checks.vector(temperature, "draft_temperature", entries.shape, entries.size)
+            self.add("draft_temperature", temperature)
+        if has_law is not None:
+            checks.dtype(has_law, "has_draft_law", (torch.bool,), "bool")
+            checks.vector(has_law, "has_draft_law", entries.shape, entries.size)
+            self.add("has_draft_law", has_law)
+
+    def set_seeds(
+        self, seeds: Tensor | None, positions: Tensor | None, by_request: str, entries: Entries
+    ) -> None:
+        checks = self.checks
+        checks.require(
+            (seeds is None) == (positions is None), "seeds and positions must be given together, got one"
+        )
+        if seeds is None or positions is None:
+            return
+        checks.dtype(seeds, "seeds", (torch.int64,), "int64")
+        checks.vector(seeds, "seeds", entries.shape, entries.size)
+        checks.integer(positions, "positions")
+        checks.vector(positions, "positions", by_request, self.batch)
+        self.add("seeds", seeds)
+        self.add("positions", positions, _rows.WIDE_POSITIONS.value)
+        self.numbers = _chain.SEEDS.value
+
+    def set_uniforms(self, uniforms: Tensor, name: str, shape: str, size: int, key: str, wide: int) -> None:
+        self.checks.real(uniforms, name)
+        self.checks.vector(uniforms, name, shape, size)
+        self.add(key, uniforms, wide)
+        self.numbers = _chain.UNIFORMS.value
+
+    def run(
+        self,
+        token_ids: Tensor,
+        status: Tensor,
+        num_accepted: Tensor | None = None,
+        logsumexp: Tensor | None = None,
+        logprobs: Tensor | None = None,
+        accept_probs: Tensor | None = None,
+    ) -> None:
+        """Launches the readers and the judges on the current stream."""
+        if self.batch == 0:
+            return
+        target = self.target
+        num_target_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
+        num_blocks = triton.cdiv(self.vocab_size, _rows.BLOCK_SIZE.value)
+        reads_drafts = self.law == _rows.LOGITS.value and "lse" not in self.draft_views
+        num_rows = num_target_rows + (self.num_drafts if reads_drafts else 0)
+        plane = num_rows * num_blocks
+        stats = target.new_empty(max(3 * plane, 1), dtype=torch.float32)
+
+        dtype = _ROW_DTYPES[target.dtype]
+        draft_dtype = dtype if self.draft_dtype is None else _ROW_DTYPES[self.draft_dtype]
+        aligned = self.draft_is_aligned and (
+            (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
+        )
+        wants_law = logsumexp is not None or logprobs is not None
+        names = ("cu", "indices", "temperature", "draft_temperature", "has_draft_law")
+        request = [number for name in names for number in self.views.get(name, _NONE)]
+        has_numbers = int(self.numbers != _chain.NO_NUMBERS.value)
+        shape = (self.num_drafts, self.most_drafts, self.num_entries, int(self.has_bonus_rows), has_numbers)
+        draft = self.draft_views.get("draft", _NO_DRAFTS)
+        rows = (target.data_ptr(), target.stride(0), *draft)
+        slots = self.most_drafts + int(self.has_bonus_rows)
+        num_programs = triton.cdiv(num_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
+        with on_device_of(target):
+            if num_programs > 0 and num_target_rows > 0:
+                _rows.read_rows[(num_programs,)](
+                    *request, self.wide, self.batch, *shape, *rows,
+                    self.vocab_size, num_blocks, num_target_rows, int(wants_law), stats.data_ptr(), plane,
+                    DTYPE=dtype, DRAFT_DTYPE=draft_dtype, LAW=self.law, READS_DRAFTS=reads_drafts,
+                    ALIGNED=aligned, **READER, enable_fp_fusion=False,
+                )  # fmt: skip
+            views, of_drafts = self.views, self.draft_views
+            support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
+            support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
+            _chain.judge_requests[(self.batch,)](
+                *request, self.wide, *shape, *rows,
+                self.vocab_size, num_blocks, num_target_rows, stats.data_ptr(), plane,
+                *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
+                *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
+                self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
+                *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
+                *views.get("bonus_ids", _NONE), *views.get("rates", _NONE), self.rule,
+                self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
+                token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
+                *(0 if out is None else out.data_ptr()
+                  for out in (num_accepted, status, logsumexp, logprobs, accept_probs)),
+                DTYPE=dtype, DRAFT_DTYPE=draft_dtype, LAW=self.law, NUMBERS=self.numbers, ALIGNED=aligned,
+                NUM_BLOCKS=max(triton.next_power_of_2(num_blocks), _FEWEST_BLOCKS),
+                WAVE=self.wave, **JUDGE, enable_fp_fusion=False,
+            )  # fmt: skip
+
+
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Makes a tensor's device the current one, whose current stream Triton launches on."""
+    if tensor.device.type == "cpu":
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = torch.get_device_module(tensor.device).device(
+        tensor.device
+    )
+    return context
