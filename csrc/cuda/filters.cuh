@@ -136,7 +136,11 @@ class RowFilter {
   /// Puts the statistics of what a threshold leaves in place of the row's.
   __device__ void keep(float threshold) {
     __syncthreads();  // everybody is done with those of the whole row
-    if (is_listed_from(lowest(threshold))) return keep_listed(num_listed_from(lowest(threshold)));
+    if (is_listed_from(lowest(threshold))) {
+      const uint32_t num_ids = num_listed_from(lowest(threshold));
+      __syncthreads();  // everybody has looked at the list
+      return keep_listed(num_ids);
+    }
 #pragma unroll 1
     for (int block = warp_index(); block < plan_.num_blocks; block += num_warps()) {
       const float part_max = __ldcg(part_maxima_ + block * kWarpSize + lane_index());
