@@ -53,7 +53,7 @@ test-gpu: $(VENV)/.test $(VENV)/.package  ## run the tests of the GPU's kernels;
 bench-gpu: $(VENV)/.bench $(VENV)/.package  ## time the GPU's kernels against what they replace
 	PYTHON=$(PY) BENCH_ARGS='$(BENCH_ARGS)' tools/gpu.sh bench
 
-lint: $(VENV)/.lint $(VENV)/.package  ## check style, types, and what the wheel is made of
+lint: $(VENV)/.lint $(VENV)/.package  ## check style, types, what the wheel is made of, and that Triton compiles its kernels
 	$(VENV)/bin/ruff check $(PYTHON_CODE)
 	$(VENV)/bin/ruff format --check $(PYTHON_CODE)
 	$(PY) -m mypy
@@ -63,6 +63,8 @@ lint: $(VENV)/.lint $(VENV)/.package  ## check style, types, and what the wheel 
 	$(VENV)/bin/check-wheel-contents $(WHEEL)
 	$(VENV)/bin/abi3audit --strict $(WHEEL)
 	$(VENV)/bin/torch-abi-audit --check both specdec_ops
+	$(PY) tools/check_triton.py sm_90
+	$(PY) tools/check_triton.py gfx942
 
 format: $(VENV)/.lint  ## format Python and C++
 	$(VENV)/bin/ruff check --fix-only -q $(PYTHON_CODE)

@@ -149,6 +149,18 @@ def _join_halves(low, high):
 
 
 @triton.jit
+def rounded(value, dtype: tl.constexpr):
+    """A float32 in the dtype of a row, to the nearest and of two to the even one."""
+    if dtype == tl.bfloat16:
+        # Spelled out: Triton's interpreter would cut digits off.
+        bits = value.to(tl.uint32, bitcast=True)
+        bits = tl.where(value != value, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1))
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return value.to(dtype)
+
+
+@triton.jit
 def clamped(value, low, high):
     """The value, held inside of [low, high]."""
     return tl.minimum(tl.maximum(value, low), high)

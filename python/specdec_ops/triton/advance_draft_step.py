@@ -84,7 +84,7 @@ def _advance(
     mask = request < batch
     position = load_int(positions, positions_layout, request, mask)
     seq_len = load_int(seq_lens, seq_lens_layout, request, mask)
-    max_seq_len = tl.minimum(max_model_len, num_columns * block_size)
+    max_seq_len = tl.minimum(max_model_len, num_columns.to(tl.int64) * block_size)
     is_padding = (position < 0) | (seq_len <= 0)
     overflows = (is_padding == 0) & (position >= max_model_len - 1)
     advances = (is_padding | overflows) == 0
