@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,23 +20,18 @@ from torch import Tensor
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DEVICE = "cuda"
-#: Of requests, how many may differ from the CUDA kernels: sums in float64 are added in another order.
-MOST_EXCUSED = 1e-4
+#: Of requests, how many may differ from the CUDA kernels: 1e-5 of a coin for each of its five slots, and 4e-7
+#: of a row, a block or a chunk for each of the 166 boundaries between blocks, chunks and ids of a draw.
+MOST_EXCUSED = 2e-4
 
 
 @pytest.fixture(scope="module")
 def ops() -> Any:
     pytest.importorskip("triton")
-    from specdec_ops.triton import sample, sample_recovered, verify_chain
+    from specdec_ops.triton import load
 
-    class Ops:
-        verify_chain = staticmethod(served_by(specdec_ops.verify_chain, verify_chain.verify_chain))
-        sample = staticmethod(served_by(specdec_ops.sample, sample.sample))
-        sample_recovered = staticmethod(
-            served_by(specdec_ops.sample_recovered, sample_recovered.sample_recovered)
-        )
-
-    return Ops
+    names = ("verify_chain", "sample", "sample_recovered")
+    return types.SimpleNamespace(**{n: served_by(getattr(specdec_ops, n), load(n)) for n in names})
 
 
 def differing(there: Any, here: Any, context: object) -> Tensor:
@@ -78,7 +74,7 @@ class Count:
 
     def check(self) -> None:
         print(f"{self.excused} of {self.requests} requests differ")
-        assert self.excused <= max(1, MOST_EXCUSED * self.requests)
+        assert self.excused <= max(2, MOST_EXCUSED * self.requests)
 
 
 @pytest.mark.parametrize("part", range(20))

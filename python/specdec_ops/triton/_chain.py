@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specdec_ops.triton._launch import kernel
 from specdec_ops.triton._numerics import (
     LARGEST_LOGSUMEXP,
     LN2,
@@ -16,7 +17,6 @@ from specdec_ops.triton._numerics import (
     exp2_f64,
     flush,
     is_finite,
-    kernel,
     log2_f64,
     log2_scale,
     weights_of,
@@ -46,9 +46,11 @@ from specdec_ops.triton._rows import (
     WIDE_POSITIONS,
     WIDE_RATES,
     WIDE_SUPPORT_IDS,
+    chunk_sums_of,
     load_integer,
     load_real,
     load_request,
+    quick_weights,
     row_pointer,
     sum_by_halves,
 )
@@ -78,6 +80,7 @@ INVALID_DRAFT_ID = tl.constexpr(4)
 THINNING_ATTEMPTS = tl.constexpr(32)
 #: What a level of a draw is given to use what the level above has left.
 _REMAINDER = tl.constexpr(-1.0)
+_LOG2_CHUNK_SIZE = tl.constexpr(6)
 
 
 @triton.jit
@@ -118,20 +121,55 @@ def load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS: tl.constexp
 
 
 @triton.jit
-def choose(weights, prefix, draw, AXIS: tl.constexpr, SIZE: tl.constexpr):
-    """Of each row the first place whose prefix exceeds the draw, or the last with weight.
-
-    Also what is left of the draw there, in parts of the weight, and the weight.
-    """
+def choose_place(weights, prefix, draw, SIZE: tl.constexpr):
+    """Of each row the first place whose prefix exceeds the draw, or the last with weight."""
     place = tl.arange(0, SIZE)[None, :]
-    hit = tl.min(tl.where((weights > 0) & (prefix > draw[:, None]), place, SIZE), axis=AXIS)
-    last = tl.max(tl.where(weights > 0, place, 0), axis=AXIS)
-    chosen = tl.where(hit < SIZE, hit, last)
-    is_chosen = place == chosen[:, None]
-    weight = tl.sum(tl.where(is_chosen, weights, 0.0), axis=AXIS)
-    before = tl.sum(tl.where(is_chosen, prefix - weights, 0.0), axis=AXIS)
-    remainder = tl.where(hit < SIZE, (draw - before) / weight, 1.0)
-    return chosen, remainder, weight
+    hit = tl.min(tl.where((weights > 0) & (prefix > draw[:, None]), place, SIZE), axis=1)
+    last = tl.max(tl.where(weights > 0, place, 0), axis=1)
+    return tl.where(hit < SIZE, hit, last), hit < SIZE
+
+
+@triton.jit
+def choose(weights, prefix, draw, SIZE: tl.constexpr):
+    """choose_place; also what is left of the draw there, in parts of the weight, and the weight."""
+    chosen, is_hit = choose_place(weights, prefix, draw, SIZE)
+    is_chosen = tl.arange(0, SIZE)[None, :] == chosen[:, None]
+    weight = tl.sum(tl.where(is_chosen, weights, 0.0), axis=1)
+    before = tl.sum(tl.where(is_chosen, prefix - weights, 0.0), axis=1)
+    return chosen, tl.where(is_hit, (draw - before) / weight, 1.0), weight
+
+
+@triton.jit
+def weights_of_chunk(pointer, ids, size, reference, scale, excluded):
+    """Weights of chunks, [draws, ids], from the ids on with which they begin."""
+    ids = ids[:, None] + tl.arange(0, CHUNK_SIZE)[None, :]
+    x = tl.load(pointer + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
+    return tl.where(ids == excluded, 0.0, quick_weights(x, reference[:, None], scale))
+
+
+@triton.jit
+def sums_of_chunks(stats, plane, row_place, blocks, excluded, rest):
+    """The readers' sums of the chunks of blocks, [blocks, chunks]; `rest` for that of the excluded id."""
+    chunk = tl.arange(0, CHUNKS_PER_BLOCK)[None, :]
+    begin = chunk_sums_of(stats, plane, row_place + blocks)
+    sums = tl.load(begin[:, None].to(tl.pointer_type(tl.float32)) + chunk)
+    is_excluded = blocks[:, None] * CHUNKS_PER_BLOCK + chunk == (excluded >> _LOG2_CHUNK_SIZE)
+    return tl.where(is_excluded, rest, sums).to(tl.float64)
+
+
+@triton.jit
+def pick_by_chunks(
+    pointer, stats, plane, row_place, blocks, size, reference, scale, chunk_number, id_number, excluded, rest
+):  # fmt: skip
+    """Ids in blocks that numbers choose, by the readers' sums of chunks; never the excluded one."""
+    sums = sums_of_chunks(stats, plane, row_place, blocks, excluded, rest)
+    total = tl.sum(sums, axis=1)
+    chunk, remainder, _ = choose(sums, tl.cumsum(sums, axis=1), chunk_number * total, CHUNKS_PER_BLOCK)
+    begin = blocks * BLOCK_SIZE + chunk * CHUNK_SIZE
+    weights = weights_of_chunk(pointer, begin, size, reference, scale, excluded).to(tl.float64)
+    number = tl.where(id_number >= 0, id_number, remainder)
+    place, _ = choose_place(weights, tl.cumsum(weights, axis=1), number * tl.sum(weights, axis=1), CHUNK_SIZE)
+    return begin + place
 
 
 @triton.jit
@@ -140,11 +178,11 @@ def pick_in_blocks(weights, chunk_number, id_number):
     sums = tl.sum(weights.to(tl.float64), axis=2)
     prefix = tl.cumsum(sums, axis=1)
     total = tl.sum(sums, axis=1)
-    chunk, remainder, chunk_sum = choose(sums, prefix, chunk_number * total, 1, CHUNKS_PER_BLOCK)
+    chunk, remainder, chunk_sum = choose(sums, prefix, chunk_number * total, CHUNKS_PER_BLOCK)
     is_chosen = tl.arange(0, CHUNKS_PER_BLOCK)[None, :] == chunk[:, None]
     inside = tl.sum(tl.where(is_chosen[:, :, None], weights, 0.0), axis=1).to(tl.float64)
     rest = tl.where(id_number >= 0, id_number, remainder) * chunk_sum
-    place, rest, weight = choose(inside, tl.cumsum(inside, axis=1), rest, 1, CHUNK_SIZE)
+    place, _, _ = choose(inside, tl.cumsum(inside, axis=1), rest, CHUNK_SIZE)
     return chunk * CHUNK_SIZE + place
 
 
@@ -162,7 +200,7 @@ def load_blocks(pointer, blocks, size, other: tl.constexpr):
 
 
 @triton.jit
-def ids_of_block():
+def places_of_block():
     chunk = tl.arange(0, CHUNKS_PER_BLOCK)[None, :, None]
     return chunk * CHUNK_SIZE + tl.arange(0, CHUNK_SIZE)[None, None, :]
 
@@ -208,7 +246,7 @@ def subtract_support(
     weights, begin, ids, id_stride, logprobs, logprob_stride, support_size, vocab_size, wide
 ):  # fmt: skip
     """Takes a sparse law away from the probabilities of a block."""
-    places = ids_of_block()
+    places = places_of_block()
     for j in range(support_size):
         token = load_integer(ids, j * id_stride, wide & WIDE_SUPPORT_IDS, support_size > 0)
         if (token >= begin) & (token < begin + BLOCK_SIZE) & (token < vocab_size):
@@ -267,7 +305,9 @@ def judge_requests(
     )  # fmt: skip
     scale, draft_scale = log2_scale(t), log2_scale(draft_t)
     end = count + tl.where(has_bonus_rows != 0, 1, 0)
-    key = splitmix64(tl.load((seeds + entry * seeds_stride).to(tl.pointer_type(tl.int64)), mask=seeds != 0, other=0))
+    key = splitmix64(
+        tl.load((seeds + entry * seeds_stride).to(tl.pointer_type(tl.int64)), mask=seeds != 0, other=0)
+    )
     position = load_integer(positions, r * positions_stride, wide & WIDE_POSITIONS, positions != 0)
 
     zero = tl.full([], 0.0, tl.float32)
@@ -298,9 +338,8 @@ def judge_requests(
         x = tl.where(is_draft, x, -1)
         valid = (x >= 0) & (x < vocab_size)
         x_inside = tl.where(valid, x, 0)
-        logits = tl.load(
-            target.to(tl.int64).to(tl.pointer_type(DTYPE)) + rows * target_stride + x_inside, mask=valid & present, other=0.0
-        ).to(tl.float32)  # fmt: skip
+        logits = row_pointer(target, rows * target_stride + x_inside, DTYPE, False)
+        logits = tl.load(logits, mask=valid & present, other=0.0).to(tl.float32)
 
         maxima, sums = load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS, plane)
         largest, non_finite, log2_total, logsumexp = laws_of(maxima, sums, scale)
@@ -357,10 +396,11 @@ def judge_requests(
                     q = tl.where(inside & (token == x), q + prob, q)
                     q = tl.where(inside & (is_finite(prob) == 0), float("nan"), q)
             else:
-                draft_row = first_draft * draft_stride + entry * draft_entry_stride + slots * draft_slot_stride
-                y = tl.load(
-                    draft.to(tl.int64).to(tl.pointer_type(DRAFT_DTYPE)) + draft_row + x_inside, mask=valid & has_law, other=0.0
-                ).to(tl.float32)  # fmt: skip
+                draft_row = (
+                    first_draft * draft_stride + entry * draft_entry_stride + slots * draft_slot_stride
+                )
+                y = row_pointer(draft, draft_row + x_inside, DRAFT_DTYPE, False)
+                y = tl.load(y, mask=valid & has_law, other=0.0).to(tl.float32)
                 if LAW == LOGITS:
                     draft_lse = load_real(
                         lse, first_draft * lse_stride + entry * lse_entry_stride + slots * lse_slot_stride,
@@ -371,7 +411,7 @@ def judge_requests(
                             stats, num_target_rows + first_draft + slots,
                             is_draft & has_law & (greedy == 0), num_blocks, NUM_BLOCKS, plane,
                         )  # fmt: skip
-                        row_max, odd, log2_of_row, draft_lse = laws_of(draft_maxima, draft_sums, draft_scale)
+                        _, _, _, draft_lse = laws_of(draft_maxima, draft_sums, draft_scale)
                     draft_log2_total = draft_lse * LOG2E
                     q = exp2_f64(log2_prob(y, zero, draft_scale, draft_log2_total))
                     q = tl.where(tl.abs(draft_lse) < LARGEST_LOGSUMEXP, q, float("nan"))
@@ -444,7 +484,7 @@ def judge_requests(
                 if tl.load(row_stats + block) == largest_end:
                     pointer = row_pointer(target, row_of_target, DTYPE, ALIGNED)
                     values = load_blocks(pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("nan"))
-                    place = tl.where(values == largest_end, ids_of_block(), BLOCK_SIZE)
+                    place = tl.where(values == largest_end, places_of_block(), BLOCK_SIZE)
                     first = tl.min(tl.reshape(place, [BLOCK_SIZE]), axis=0)
                     if first < BLOCK_SIZE:
                         found = block.to(tl.int64) * BLOCK_SIZE + first
@@ -469,7 +509,10 @@ def judge_requests(
             own = load_integer(final_slots, r * final_slots_stride, wide & WIDE_FINAL_SLOTS, final_slots != 0)
             stream_slot = tl.where(final_slots != 0, own, final_slot).to(tl.int32)
         number = tl.full([], 0, tl.int32)
-        if (LAW == LOGITS) | (LAW == PROBS):
+        # An id that is not to be drawn, and the weight of its chunk without it.
+        excluded = begin * 0 - 1
+        rest = zero
+        if (LAW == LOGITS) | (LAW == PROBS):  # noqa: SIM102
             if final == DENSE_RESIDUAL:
                 if NUMBERS == SEEDS:
                     # A token of p that is kept with probability max(p - q, 0) / p has the residual's law.
@@ -483,13 +526,13 @@ def judge_requests(
                         block_number, chunk_number, id_number = token_draw_of(w0, w1, w2, w3)
                         w0, w1, w2, w3 = random_words(key, 2 * attempt + 1, final_stream, positions_of)
                         u = uniform_of(w0, w1)
-                        chosen, remainder, weight = choose(
-                            of_blocks[None, :], prefix[None, :], block_number * total, 1, NUM_BLOCKS
+                        chosen, _ = choose_place(
+                            of_blocks[None, :], prefix[None, :], block_number * total, NUM_BLOCKS
                         )  # fmt: skip
-                        values = load_blocks(pointer, chosen, vocab_size, float("-inf"))
-                        block_max = tl.load(row_stats + chosen)
-                        weights = weights_of(values, block_max[:, None, None], scale, 1.0)
-                        ids = chosen * BLOCK_SIZE + pick_in_blocks(weights, chunk_number, id_number)
+                        ids = pick_by_chunks(
+                            pointer, stats, plane, row * num_blocks, chosen, vocab_size,
+                            tl.load(row_stats + chosen), scale, chunk_number, id_number, excluded, rest,
+                        )  # fmt: skip
                         value = tl.load(pointer + ids).to(tl.float32)
                         p = exp2_f64(log2_prob(value, reference_end, scale, log2_total_end))
                         value = tl.load(drafts + ids).to(tl.float32)
@@ -519,7 +562,6 @@ def judge_requests(
                         mass = mass_of_block(subtract(weights, probs)).to(tl.float64)
                         of_blocks = tl.where(blocks == block, mass, of_blocks)
 
-        block_of_x = (x_end // BLOCK_SIZE).to(tl.int32)
         ids_at = (
             support_ids + first_draft * support_ids_stride + entry * support_ids_entry_stride
             + begin * support_ids_slot_stride
@@ -528,39 +570,56 @@ def judge_requests(
             support_logprobs + first_draft * support_logprobs_stride
             + entry * support_logprobs_entry_stride + begin * support_logprobs_slot_stride
         )  # fmt: skip
-        touched = blocks < 0
         if final == WITHOUT_DRAFT:
-            touched = blocks == block_of_x
-        if LAW == SUPPORT:
+            # The chunk that holds the draft anew, without it.
+            excluded = x_end
+            block_of_x = (x_end // BLOCK_SIZE).to(tl.int32)
+            max_of_x = tl.load(row_stats + block_of_x)
+            chunk = x_end // CHUNK_SIZE * CHUNK_SIZE + tl.zeros([1], tl.int64)
+            left = weights_of_chunk(
+                pointer, chunk, vocab_size, max_of_x + tl.zeros([1], tl.float32), scale, x_end
+            )
+            rest = flush(tl.sum(tl.sum(left, axis=1), axis=0))
+            chunks = sums_of_chunks(
+                stats, plane, row * num_blocks, block_of_x + tl.zeros([1], tl.int32), excluded, rest
+            )
+            mass = tl.sum(tl.sum(chunks, axis=1), axis=0)
+            mass = mass * exp2_f64(log2_prob(max_of_x, reference_end, scale, log2_total_end))
+            of_blocks = tl.where(blocks == block_of_x, tl.where(mass > 0, mass, 0.0), of_blocks)
+        touched = blocks < 0
+        # A constant of the kernel and a number of the request: Triton compiles no `and` of them.
+        if LAW == SUPPORT:  # noqa: SIM102
             if final == SUPPORT_RESIDUAL:
                 for j in range(support_size):
-                    listed = load_integer(ids_at, j * support_id_stride, wide & WIDE_SUPPORT_IDS, support_size > 0)
+                    listed = load_integer(
+                        ids_at, j * support_id_stride, wide & WIDE_SUPPORT_IDS, support_size > 0
+                    )
                     is_id = (listed >= 0) & (listed < vocab_size)
                     touched = touched | (is_id & (blocks == (listed // BLOCK_SIZE).to(tl.int32)))
         touched = touched & inside
         if token < 0:
-            for block in range(num_blocks):
-                if at(touched.to(tl.int32), blocks, block) != 0:
-                    values = load_blocks(pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("-inf"))
-                    weights = probs_of_block(
-                        values, tl.load(row_stats + block), reference_end, scale, log2_total_end
-                    )  # fmt: skip
-                    if LAW == SUPPORT:
-                        if final == SUPPORT_RESIDUAL:
-                            weights = subtract_support(
-                                weights, block * BLOCK_SIZE, ids_at, support_id_stride, logprobs_at,
-                                support_logprob_stride, support_size, vocab_size, wide,
-                            )  # fmt: skip
-                    if final == WITHOUT_DRAFT:
-                        weights = tl.where(ids_of_block() == x_end - block * BLOCK_SIZE, 0.0, weights)
-                    mass = tl.sum(tl.reshape(weights, [BLOCK_SIZE]).to(tl.float64), axis=0)
-                    of_blocks = tl.where(blocks == block, mass, of_blocks)
+            if LAW == SUPPORT:
+                for block in range(num_blocks):
+                    if at(touched.to(tl.int32), blocks, block) != 0:
+                        values = load_blocks(
+                            pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("-inf")
+                        )
+                        weights = probs_of_block(
+                            values, tl.load(row_stats + block), reference_end, scale, log2_total_end
+                        )  # fmt: skip
+                        weights = subtract_support(
+                            weights, block * BLOCK_SIZE, ids_at, support_id_stride, logprobs_at,
+                            support_logprob_stride, support_size, vocab_size, wide,
+                        )  # fmt: skip
+                        mass = tl.sum(tl.reshape(weights, [BLOCK_SIZE]).to(tl.float64), axis=0)
+                        of_blocks = tl.where(blocks == block, mass, of_blocks)
             total = tl.sum(of_blocks, axis=0)
             if (total > 0) == 0:
                 # Nothing is left, or the draft row is not usable: p.
                 if total != total:
                     status = tl.full([], UNUSABLE_DRAFT_LAW, tl.int32)
                 final = tl.full([], FROM_TARGET, tl.int32)
+                excluded = begin * 0 - 1
                 touched = blocks < 0
                 of_blocks = of_target
                 total = tl.sum(of_blocks, axis=0)
@@ -577,34 +636,34 @@ def judge_requests(
                     key, drawn, final_stream, at_position + tl.zeros([1], tl.int64)
                 )  # fmt: skip
                 block_number, chunk_number, id_number = token_draw_of(w0, w1, w2, w3)
-            one_row = of_blocks[None, :]
-            chosen, remainder, weight = choose(
-                one_row, tl.cumsum(of_blocks, axis=0)[None, :], block_number * total, 1, NUM_BLOCKS
-            )  # fmt: skip
+            chosen, remainder, _ = choose(
+                of_blocks[None, :], tl.cumsum(of_blocks, axis=0)[None, :], block_number * total, NUM_BLOCKS
+            )
             chunk_number = tl.where(chunk_number >= 0, chunk_number, remainder)
             block = tl.max(chosen, axis=0)
-            values = load_blocks(pointer, chosen, vocab_size, float("-inf"))
             block_max = tl.load(row_stats + block)
-            is_touched = at(touched.to(tl.int32), blocks, block) != 0
-            factor = exp2_f64(log2_prob(block_max, reference_end, scale, log2_total_end)).to(tl.float32)
-            # Unscaled weights: a block far below the row's maximum loses none of them to rounding.
-            factor = tl.where(is_touched | (final == DENSE_RESIDUAL), factor, 1.0)
-            weights = weights_of(values, block_max, scale, factor)
-            if (LAW == LOGITS) | (LAW == PROBS):
-                if final == DENSE_RESIDUAL:
-                    values = load_blocks(drafts, chosen, vocab_size, 0.0 if LAW == PROBS else float("-inf"))
-                    probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
-                    weights = subtract(weights, probs)
-            if LAW == SUPPORT:
-                if (final == SUPPORT_RESIDUAL) & is_touched:
+            is_touched = (final == DENSE_RESIDUAL) | (at(touched.to(tl.int32), blocks, block) != 0)
+            if is_touched == 0:
+                ids = pick_by_chunks(
+                    pointer, stats, plane, row * num_blocks, chosen, vocab_size,
+                    tl.load(row_stats + chosen), scale, chunk_number, id_number, excluded, rest,
+                )  # fmt: skip
+                token = tl.max(ids, axis=0).to(tl.int64)
+            elif LAW != ONE_HOT:
+                values = load_blocks(pointer, chosen, vocab_size, float("-inf"))
+                factor = exp2_f64(log2_prob(block_max, reference_end, scale, log2_total_end)).to(tl.float32)
+                weights = weights_of(values, block_max, scale, factor)
+                if LAW == SUPPORT:
                     weights = subtract_support(
                         weights, block * BLOCK_SIZE, ids_at, support_id_stride, logprobs_at,
                         support_logprob_stride, support_size, vocab_size, wide,
                     )  # fmt: skip
-            if (final == WITHOUT_DRAFT) & is_touched:
-                weights = tl.where(ids_of_block() == x_end - block * BLOCK_SIZE, 0.0, weights)
-            place = pick_in_blocks(weights, chunk_number, id_number)
-            token = tl.max(chosen * BLOCK_SIZE + place, axis=0).to(tl.int64)
+                else:
+                    values = load_blocks(drafts, chosen, vocab_size, 0.0 if LAW == PROBS else float("-inf"))
+                    probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
+                    weights = subtract(weights, probs)
+                place = pick_in_blocks(weights, chunk_number, id_number)
+                token = tl.max(chosen * BLOCK_SIZE + place, axis=0).to(tl.int64)
 
     has_logprob = ends & (row_status_end == 0)
     if ends == 0:
@@ -618,9 +677,8 @@ def judge_requests(
     if num_accepted != 0:
         tl.store(num_accepted.to(tl.pointer_type(tl.int32)) + r, begin.to(tl.int32))
     if logprobs_out != 0:
-        value = tl.load(
-            target.to(tl.int64).to(tl.pointer_type(DTYPE)) + row_of_target + token, mask=has_logprob, other=0.0
-        ).to(tl.float32)  # fmt: skip
+        value = row_pointer(target, row_of_target + token, DTYPE, False)
+        value = tl.load(value, mask=has_logprob, other=0.0).to(tl.float32)
         logprob = log2_prob(value, reference_end, scale, log2_total_end) * LN2
         logprob = tl.where(has_logprob, logprob, float("nan"))
         tl.store(logprobs_out.to(tl.pointer_type(tl.float32)) + r * width + begin, logprob.to(tl.float32))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_ops.triton import _chain, _rows
+from specdec_ops.triton._launch import launch_prepared
 
 _LARGEST_VOCAB_SIZE = 1 << 23
 _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -21,8 +21,8 @@ _REALS = (torch.float32, torch.float64)
 #: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
 _FEWEST_BLOCKS = 64
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
-READER = {"EXACT": True, "IN_REGISTERS": False, "BLOCKS": 1, "num_warps": 4}
-JUDGE = {"ATTEMPTS": 4, "num_warps": 8}
+READER = {"BLOCKS": 1, "num_warps": 4}
+JUDGE = {"ATTEMPTS": 32, "num_warps": 4}
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -88,9 +88,7 @@ class Checks:
             self.require(False, f"{name} must have at least one column, got {_shape_of(logits)}")
         size = width if given is None else given
         if not 1 <= size <= width:
-            self.require(
-                False, f"vocab_size must be between 1 and the width of {name}, {width}, got {size}"
-            )
+            self.require(False, f"vocab_size must be between 1 and the width of {name}, {width}, got {size}")
         self.require(
             size <= _LARGEST_VOCAB_SIZE, f"vocab_size must be at most {_LARGEST_VOCAB_SIZE}, got {size}"
         )
@@ -329,7 +327,8 @@ class Chain:
         reads_drafts = self.law == _rows.LOGITS.value and "lse" not in self.draft_views
         num_rows = num_target_rows + (self.num_drafts if reads_drafts else 0)
         plane = num_rows * num_blocks
-        stats = target.new_empty(max(3 * plane, 1), dtype=torch.float32)
+        num_sums = num_target_rows * num_blocks * _rows.CHUNKS_PER_BLOCK.value
+        stats = target.new_empty(max(3 * plane + num_sums, 1), dtype=torch.float32)
 
         dtype = _ROW_DTYPES[target.dtype]
         draft_dtype = dtype if self.draft_dtype is None else _ROW_DTYPES[self.draft_dtype]
@@ -337,6 +336,14 @@ class Chain:
             (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         )
         wants_law = logsumexp is not None or logprobs is not None
+        # Sums by the hardware's exponential, unless something shows their last bits.
+        is_exact = (
+            wants_law
+            or accept_probs is not None
+            or self.rule != _chain.TOKEN_LEVEL.value
+            or self.numbers == _chain.UNIFORMS.value
+            or self.law not in (_rows.ONE_HOT.value, _rows.LOGITS.value)
+        )
         names = ("cu", "indices", "temperature", "draft_temperature", "has_draft_law")
         request = [number for name in names for number in self.views.get(name, _NONE)]
         has_numbers = int(self.numbers != _chain.NO_NUMBERS.value)
@@ -344,41 +351,32 @@ class Chain:
         draft = self.draft_views.get("draft", _NO_DRAFTS)
         rows = (target.data_ptr(), target.stride(0), *draft)
         slots = self.most_drafts + int(self.has_bonus_rows)
-        num_programs = triton.cdiv(num_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
-        with on_device_of(target):
-            if num_programs > 0 and num_target_rows > 0:
-                _rows.read_rows[(num_programs,)](
-                    *request, self.wide, self.batch, *shape, *rows,
-                    self.vocab_size, num_blocks, num_target_rows, int(wants_law), stats.data_ptr(), plane,
-                    DTYPE=dtype, DRAFT_DTYPE=draft_dtype, LAW=self.law, READS_DRAFTS=reads_drafts,
-                    ALIGNED=aligned, **READER, enable_fp_fusion=False,
-                )  # fmt: skip
-            views, of_drafts = self.views, self.draft_views
-            support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
-            support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
-            _chain.judge_requests[(self.batch,)](
-                *request, self.wide, *shape, *rows,
-                self.vocab_size, num_blocks, num_target_rows, stats.data_ptr(), plane,
-                *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
-                *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
-                self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
-                *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
-                *views.get("bonus_ids", _NONE), *views.get("rates", _NONE), self.rule,
-                self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
-                token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
-                *(0 if out is None else out.data_ptr()
-                  for out in (num_accepted, status, logsumexp, logprobs, accept_probs)),
-                DTYPE=dtype, DRAFT_DTYPE=draft_dtype, LAW=self.law, NUMBERS=self.numbers, ALIGNED=aligned,
-                NUM_BLOCKS=max(triton.next_power_of_2(num_blocks), _FEWEST_BLOCKS),
-                WAVE=self.wave, **JUDGE, enable_fp_fusion=False,
+        num_programs = (
+            triton.cdiv(num_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
+        )
+        own = (self.vocab_size, num_blocks, num_target_rows)
+        if num_target_rows > 0:
+            launch_prepared(
+                _rows.read_rows, num_programs, target,
+                (*request, self.wide, self.batch, *shape, *rows, *own, int(wants_law), int(is_exact),
+                 stats.data_ptr(), plane),
+                (dtype, draft_dtype, self.law, reads_drafts, aligned), READER,
             )  # fmt: skip
-
-
-def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes a tensor's device the current one, whose current stream Triton launches on."""
-    if tensor.device.type == "cpu":
-        return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Any] = torch.get_device_module(tensor.device).device(
-        tensor.device
-    )
-    return context
+        views, of_drafts = self.views, self.draft_views
+        support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
+        support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
+        num_places = max(triton.next_power_of_2(num_blocks), _FEWEST_BLOCKS)
+        launch_prepared(
+            _chain.judge_requests, self.batch, target,
+            (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane,
+             *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
+             *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
+             self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
+             *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
+             *views.get("bonus_ids", _NONE), *views.get("rates", _NONE), self.rule,
+             self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
+             token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
+             *(0 if out is None else out.data_ptr()
+               for out in (num_accepted, status, logsumexp, logprobs, accept_probs))),
+            (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave), JUDGE,
+        )  # fmt: skip

@@ -41,3 +41,41 @@ def launch(jitted: Any, num_programs: int, beside: Tensor, *args: Any, **constan
         return
     with torch.accelerator.device_index(device.index):
         jitted[(num_programs,)](*args, **constants, enable_fp_fusion=False)
+
+
+_COMPILER_OPTIONS = ("num_warps", "maxnreg")
+#: Compiled kernels by device, constants and options.
+_prepared: dict[tuple[Any, ...], Any] = {}
+
+
+def launch_prepared(
+    jitted: Any,
+    num_programs: int,
+    beside: Tensor,
+    args: tuple[int, ...],
+    constants: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    """:func:`launch` of a kernel with many arguments, which Triton would take long to look at again.
+
+    ``args``: integers, for which a kernel is not compiled anew. ``constants``: what is ``tl.constexpr``
+    behind them. ``options``: the last of these by name and in order, then options of the
+    compiler.
+    """
+    if num_programs == 0:
+        return
+    index = beside.device.index
+    if index is not None and index != torch.accelerator.current_device_index():
+        with torch.accelerator.device_index(index):
+            launch_prepared(jitted, num_programs, beside, args, constants, options)
+        return
+    key = (id(jitted), index, constants, *options.values())
+    compiled = _prepared.get(key)
+    if compiled is None:
+        # The interpreter has nothing to keep.
+        compiled = jitted[(num_programs,)](*args, *constants, **options, enable_fp_fusion=False)
+        if compiled is not None:
+            _prepared[key] = compiled
+        return
+    values = (value for name, value in options.items() if name not in _COMPILER_OPTIONS)
+    compiled[(num_programs, 1, 1)](*args, *constants, *values)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -20,16 +16,6 @@ _ROUNDING_MAGIC = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52
 _SQRT2 = tl.constexpr(1.4142135623730951)
 _SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 _SMALLEST_SCALE = tl.constexpr(2.0**-100)
-
-
-def kernel(function: Callable[..., None]) -> Any:
-    """A kernel that is compiled anew for other constexprs only, whatever the other arguments are."""
-    names = [
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if "constexpr" not in str(parameter.annotation)
-    ]
-    return triton.jit(function, do_not_specialize=names)
 
 
 @triton.jit

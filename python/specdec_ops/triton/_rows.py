@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specdec_ops.triton._launch import kernel
 from specdec_ops.triton._numerics import (
     flush,
     is_greedy,
-    kernel,
     log2_scale,
     weight_factors,
 )
@@ -109,23 +109,10 @@ def row_pointer(address, offset, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def load_lanes(pointer, row, size, MASKED: tl.constexpr):
-    """One of 16 rows of a block in float32, 256 elements; -inf from the end of the block on."""
-    i = row * NUM_LANES + tl.arange(0, NUM_LANES)
-    if MASKED:
-        return tl.load(pointer + i, mask=i < size, other=float("-inf")).to(tl.float32)
-    else:
-        return tl.load(pointer + i).to(tl.float32)
-
-
-@triton.jit
-def add_weights(sums, x, reference, scale, EXACT: tl.constexpr):
-    """EXACT: as docs/numerics.md has it; otherwise by the hardware's exponential."""
-    if EXACT:
-        polynomial, power = weight_factors(x, reference, scale)
-        return tl.fma(polynomial, power, sums)
-    else:
-        return sums + tl.exp2((x - reference) * scale)
+def ids_of_block():
+    """Where the ids of a block are, [chunks, ids]."""
+    chunk = tl.arange(0, CHUNKS_PER_BLOCK)[:, None]
+    return chunk * CHUNK_SIZE + tl.arange(0, CHUNK_SIZE)[None, :]
 
 
 @triton.jit
@@ -142,88 +129,80 @@ def sum_by_halves(lanes):
 
 
 @triton.jit
-def block_stats(
-    pointer, size, scale, finds_index, needs_sum,
-    EXACT: tl.constexpr, IN_REGISTERS: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+def defined_sum(pointer, size, reference, scale):
+    """The sum of a block's weights as docs/numerics.md has it; the block comes from the first-level cache."""
+    sums = tl.full([NUM_LANES], 0.0, tl.float32)
+    for row in tl.range(0, 16, loop_unroll_factor=4):
+        i = row * NUM_LANES + tl.arange(0, NUM_LANES)
+        x = tl.load(pointer + i, mask=i < size, other=float("-inf")).to(tl.float32)
+        polynomial, power = weight_factors(x, reference, scale)
+        sums = tl.fma(polynomial, power, sums)
+    return flush(sum_by_halves(sums))
+
+
+@triton.jit
+def quick_weights(x, reference, scale):
+    """Weights by the hardware's exponential; ids that are masked have none."""
+    return tl.exp2((x - tl.where(reference > float("-inf"), reference, 0.0)) * scale)
+
+
+@triton.jit
+def block_stats(pointer, chunks, size, scale, finds_index, needs_sum, is_exact, MASKED: tl.constexpr):
     """The largest logit of a block that is not NaN, the sum of its weights, and the index of the largest.
 
-    The sum is NaN where the block holds a NaN or +inf. IN_REGISTERS: the block stays there between the
-    two; otherwise it is fetched again from the first-level cache.
+    The sum is NaN where the block holds a NaN or +inf. Sums of chunks go to `chunks`, where that is not 0.
+    They are quick ones, and so is the sum unless it is to be exact.
     """
-    lanes = tl.arange(0, NUM_LANES)
-    best = tl.full([NUM_LANES], float("-inf"), tl.float32)
-    rows = ()
-    if IN_REGISTERS:
-        for row in tl.static_range(16):
-            rows = rows + (load_lanes(pointer, row, size, MASKED),)
-        for row in tl.static_range(16):
-            best = tl.maximum(best, rows[row])
+    ids = ids_of_block()
+    if MASKED:
+        x = tl.load(pointer + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
     else:
-        for r in tl.range(0, 16, loop_unroll_factor=8):
-            best = tl.maximum(best, load_lanes(pointer, r, size, MASKED))
-    largest = tl.max(best, axis=0)
-    if largest != largest:
-        # Triton's interpreter: elsewhere NaN loses.
-        best = tl.full([NUM_LANES], float("-inf"), tl.float32)
-        for r in tl.range(0, 16):
-            x = load_lanes(pointer, r, size, MASKED)
-            best = tl.where(x > best, x, best)
-        largest = tl.max(best, axis=0)
+        x = tl.load(pointer + ids).to(tl.float32)
+    largest = tl.max(tl.max(tl.where(x == x, x, float("-inf")), axis=1), axis=0)
     total = tl.full([], 0.0, tl.float32)
     index = tl.full([], 0, tl.int32)
     if needs_sum:
-        reference = tl.where(largest > float("-inf"), largest, 0.0)
-        sums = tl.full([NUM_LANES], 0.0, tl.float32)
-        if IN_REGISTERS:
-            for row in tl.static_range(16):
-                sums = add_weights(sums, rows[row], reference, scale, EXACT)
-        else:
-            for r in tl.range(0, 16, loop_unroll_factor=4):
-                sums = add_weights(sums, load_lanes(pointer, r, size, MASKED), reference, scale, EXACT)
-        if EXACT:
-            total = sum_by_halves(sums)
-        else:
-            total = tl.sum(sums, axis=0)
-        total = flush(total)
+        sums = flush(tl.sum(quick_weights(x, largest, scale), axis=1))
+        total = tl.sum(sums, axis=0)
+        if chunks != 0:
+            place = tl.arange(0, CHUNKS_PER_BLOCK)
+            tl.store(chunks.to(tl.pointer_type(tl.float32)) + place, sums)
+        if is_exact:
+            total = defined_sum(pointer, size, tl.where(largest > float("-inf"), largest, 0.0), scale)
     if finds_index:
-        first = tl.full([NUM_LANES], BLOCK_SIZE, tl.int32)
-        odd = tl.full([NUM_LANES], 0, tl.int32)
-        for r in tl.range(0, 16, loop_unroll_factor=4):
-            x = load_lanes(pointer, r, size, MASKED)
-            first = tl.minimum(first, tl.where(x == largest, lanes + r * NUM_LANES, BLOCK_SIZE))
-            odd = tl.where((x != x) | (x == float("inf")), 1, odd)
-        index = tl.min(first, axis=0)
-        total = tl.where(tl.max(odd, axis=0) != 0, float("nan"), total)
+        index = tl.min(tl.min(tl.where(x == largest, ids, BLOCK_SIZE), axis=1), axis=0)
+        odd = tl.where((x != x) | (x == float("inf")), 1, 0)
+        total = tl.where(tl.max(tl.max(odd, axis=1), axis=0) != 0, float("nan"), total)
     return largest, total, index
 
 
 @triton.jit
-def stats_of_block(
-    pointer, size, scale, finds_index, needs_sum, EXACT: tl.constexpr, IN_REGISTERS: tl.constexpr
+def read_block(
+    pointer, stats, plane, place, chunks, size, scale, finds_index, needs_sum, is_exact
 ):  # fmt: skip
-    """block_stats; a whole block needs no mask, so that its loads are of 16 bytes."""
+    """Stores the numbers of a block, each in a plane of its own."""
     largest = tl.full([], 0.0, tl.float32)
     total = tl.full([], 0.0, tl.float32)
     index = tl.full([], 0, tl.int32)
+    # A whole block needs no mask, so that its loads are of 16 bytes.
     if size == BLOCK_SIZE:
         largest, total, index = block_stats(
-            pointer, size, scale, finds_index, needs_sum, EXACT, IN_REGISTERS, False
+            pointer, chunks, size, scale, finds_index, needs_sum, is_exact, False
         )
     else:
         largest, total, index = block_stats(
-            pointer, size, scale, finds_index, needs_sum, EXACT, IN_REGISTERS, True
+            pointer, chunks, size, scale, finds_index, needs_sum, is_exact, True
         )
-    return largest, total, index
+    numbers = stats.to(tl.pointer_type(tl.float32)) + place
+    tl.store(numbers, largest)
+    tl.store(numbers + plane, total)
+    tl.store(numbers + 2 * plane, index.to(tl.float32))
 
 
 @triton.jit
-def store_stats(stats, plane, place, largest, total, index):
-    """Numbers of a block, each in a plane of its own."""
-    pointer = stats.to(tl.pointer_type(tl.float32)) + place
-    tl.store(pointer, largest)
-    tl.store(pointer + plane, total)
-    tl.store(pointer + 2 * plane, index.to(tl.float32))
+def chunk_sums_of(stats, plane, place):
+    """The address of the sums of a block's chunks, which lie behind the planes."""
+    return stats + 4 * (3 * plane + place * CHUNKS_PER_BLOCK)
 
 
 @kernel
@@ -238,9 +217,9 @@ def read_rows(
     target: tl.int64, target_stride: tl.int64,
     draft: tl.int64, draft_stride: tl.int64, draft_entry_stride: tl.int64, draft_slot_stride: tl.int64,
     vocab_size: tl.int32, num_blocks: tl.int32, num_target_rows: tl.int64, needs_law: tl.int32,
-    stats: tl.int64, plane: tl.int64,
+    is_exact: tl.int32, stats: tl.int64, plane: tl.int64,
     DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, READS_DRAFTS: tl.constexpr,
-    ALIGNED: tl.constexpr, EXACT: tl.constexpr, IN_REGISTERS: tl.constexpr, BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """A few blocks of one row of a slot: of the target's, or of the draft's, in every second program."""
     units = tl.cdiv(num_blocks, BLOCKS)
@@ -258,37 +237,29 @@ def read_rows(
         wide, num_drafts, most_drafts, num_entries, has_bonus_rows, has_random_numbers, LAW,
     )  # fmt: skip
     end = count + tl.where((has_bonus_rows != 0) & (is_draft == 0), 1, 0)
-    if slot < end:
-        if (is_draft == 0) | (has_law & (greedy == 0)):
-            needs_sum = is_draft | (greedy == 0) | (needs_law != 0)
-            scale = log2_scale(tl.where(is_draft, draft_t, t))
-            row = tl.where(is_draft, num_target_rows + first_draft, first_row) + slot
-            of_draft = first_draft * draft_stride + entry * draft_entry_stride + slot * draft_slot_stride
-            of_target = (first_row + slot) * target_stride
-            for i in range(BLOCKS):
-                block = unit * BLOCKS + i
-                if block < num_blocks:
-                    begin = block * BLOCK_SIZE
-                    size = tl.minimum(vocab_size - begin, BLOCK_SIZE)
-                    if DTYPE == DRAFT_DTYPE:
-                        pointer = row_pointer(
-                            tl.where(is_draft, draft, target),
-                            tl.where(is_draft, of_draft, of_target) + begin,
-                            DTYPE, ALIGNED,
-                        )  # fmt: skip
-                        largest, total, index = stats_of_block(
-                            pointer, size, scale, greedy, needs_sum, EXACT, IN_REGISTERS
-                        )
-                        store_stats(stats, plane, row * num_blocks + block, largest, total, index)
-                    elif is_draft:
-                        drafts = row_pointer(draft, of_draft + begin, DRAFT_DTYPE, ALIGNED)
-                        largest, total, index = stats_of_block(
-                            drafts, size, scale, greedy, needs_sum, EXACT, IN_REGISTERS
-                        )
-                        store_stats(stats, plane, row * num_blocks + block, largest, total, index)
-                    else:
-                        targets = row_pointer(target, of_target + begin, DTYPE, ALIGNED)
-                        largest, total, index = stats_of_block(
-                            targets, size, scale, greedy, needs_sum, EXACT, IN_REGISTERS
-                        )
-                        store_stats(stats, plane, row * num_blocks + block, largest, total, index)
+    if (slot < end) & ((is_draft == 0) | (has_law & (greedy == 0))):
+        needs_sum = is_draft | (greedy == 0) | (needs_law != 0)
+        scale = log2_scale(tl.where(is_draft, draft_t, t))
+        row = tl.where(is_draft, num_target_rows + first_draft, first_row) + slot
+        of_draft = first_draft * draft_stride + entry * draft_entry_stride + slot * draft_slot_stride
+        of_target = (first_row + slot) * target_stride
+        for i in range(BLOCKS):
+            block = unit * BLOCKS + i
+            if block < num_blocks:
+                begin = block * BLOCK_SIZE
+                size = tl.minimum(vocab_size - begin, BLOCK_SIZE)
+                place = row * num_blocks + block
+                chunks = tl.where(is_draft, 0, chunk_sums_of(stats, plane, place))
+                if DTYPE == DRAFT_DTYPE:
+                    pointer = row_pointer(
+                        tl.where(is_draft, draft, target),
+                        tl.where(is_draft, of_draft, of_target) + begin,
+                        DTYPE, ALIGNED,
+                    )  # fmt: skip
+                    read_block(pointer, stats, plane, place, chunks, size, scale, greedy, needs_sum, is_exact)
+                elif is_draft:
+                    drafts = row_pointer(draft, of_draft + begin, DRAFT_DTYPE, ALIGNED)
+                    read_block(drafts, stats, plane, place, chunks, size, scale, greedy, needs_sum, is_exact)
+                else:
+                    targets = row_pointer(target, of_target + begin, DTYPE, ALIGNED)
+                    read_block(targets, stats, plane, place, chunks, size, scale, greedy, needs_sum, is_exact)

@@ -74,5 +74,3 @@ def sample(
     thresholds = logits.new_full((batch,), float("-inf"), dtype=torch.float32)
     chain.run(token_ids, status, logsumexp=logsumexp, logprobs=logprobs)
     return token_ids, logprobs, logsumexp, status, thresholds
-
-

@@ -78,16 +78,12 @@ def verify_chain(
         0 <= max_num_draft_tokens < 2**31 - 1,
         f"max_num_draft_tokens must be in [0, 2^31 - 1), got {max_num_draft_tokens}",
     )
-    require(
-        rule == "token", f"rule must be 'token' for tensors without native kernels, got {rule!r}"
-    )
+    require(rule == "token", f"rule must be 'token' for tensors without native kernels, got {rule!r}")
     require(
         sampler == "inverse_cdf",
         f"sampler must be 'inverse_cdf' unless rule is 'exact_match', got {sampler!r}",
     )
-    require(
-        rule_mask is None, "rule_mask must be given with a lossy rule alone, got it with 'token'"
-    )
+    require(rule_mask is None, "rule_mask must be given with a lossy rule alone, got it with 'token'")
     require(
         accept_rates is None or fly_window_size is None,
         "accept_rates and fly_window_size must be at most one, got both",
