@@ -89,14 +89,25 @@ def _without_native_kernel(
     if forced is not None:
         return forced_implementation(name, device, forced)
     without = f"{name}: no native kernel for {device.type} tensors"
-    if _triton_serves(name, device):
-        _logger.info("%s, using Triton", without)
-        return triton.load(name)
     if device.type == "cpu" or not _has_native_cpu():
-        _warn_once(f"{without}, using the slow reference")
-        return reference
-    _warn_once(f"{without}, computing on the CPU")
-    return functools.partial(_by_way_of_the_cpu, name, device)
+        without_triton, how = reference, "using the slow reference"
+    else:
+        without_triton = functools.partial(_by_way_of_the_cpu, name, device)
+        how = "computing on the CPU"
+    if not _triton_serves(name, device):
+        _warn_once(f"{without}, {how}")
+        return without_triton
+    _logger.info("%s, using Triton", without)
+    in_triton = triton.load(name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return in_triton(*args, **kwargs)
+        except triton.MissingKernelError as error:
+            _warn_once(f"{error}: {how}")
+        return without_triton(*args, **kwargs)
+
+    return call
 
 
 def _triton_serves(name: str, device: torch.device) -> bool:

@@ -13,6 +13,10 @@ from types import ModuleType
 from typing import Any
 
 
+class MissingKernelError(RuntimeError):
+    """An argument asks for what an op has no Triton kernel for."""
+
+
 def why_not(op: str, device_type: str) -> str | None:
     """Why Triton cannot run an op on tensors of a device, None if it can.
 

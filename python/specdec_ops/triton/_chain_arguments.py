@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import _chain, _rows
+from specdec_ops.triton import MissingKernelError, _chain, _rows
 from specdec_ops.triton._launch import launch_prepared
 
 _LARGEST_VOCAB_SIZE = 1 << 23
@@ -43,6 +43,14 @@ class Checks:
     def require(self, condition: bool, message: str) -> None:
         if not condition:
             raise RuntimeError(f"{self.op}: {message}")
+
+    def has_kernel_for(self, condition: bool, argument: str) -> None:
+        if not condition:
+            raise MissingKernelError(f"{self.op}: there is no Triton kernel for {argument}")
+
+    def have_no_filters(self, filters: Mapping[str, Tensor | None]) -> None:
+        for name, value in filters.items():
+            self.has_kernel_for(value is None, name)
 
     def dtype(self, tensor: Tensor, name: str, allowed: Sequence[torch.dtype], expected: str) -> None:
         if tensor.device != self._device:

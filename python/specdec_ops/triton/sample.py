@@ -26,20 +26,18 @@ def sample(
     vocab_size: int | None = None,
     token_dtype: torch.dtype = torch.int64,
     sampler: str = "inverse_cdf",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The op of the same name, by its schema; what the kernels lack raises a RuntimeError that names it."""
+    law_size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
     checks = Checks("sample", logits)
     require = checks.require
     require(logits.dim() == 2, f"logits must be [batch, width], got {_shape_of(logits)}")
     batch = logits.shape[0]
     checks.rows(logits, "logits", "[batch, width]", batch)
     size = checks.vocab_size(vocab_size, logits, "logits")
-    for name, value in {"top_k": top_k, "top_p": top_p, "min_p": min_p}.items():
-        require(value is None, f"{name} must be None for tensors without native kernels, got a tensor")
-    require(
-        sampler == "inverse_cdf",
-        f"sampler must be 'inverse_cdf' for tensors without native kernels, got {sampler!r}",
-    )
+    checks.have_no_filters({"top_k": top_k, "top_p": top_p, "min_p": min_p})
+    checks.has_kernel_for(law_size is None, "law_size")
+    checks.has_kernel_for(sampler == "inverse_cdf", f"sampler {sampler!r}")
     chain = Chain(checks, batch, 0, logits, size, num_entries=batch, most_drafts=0)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]")
     chain.set_temperature(temperature, entries)
@@ -73,4 +71,4 @@ def sample(
     status = logits.new_empty(batch, dtype=torch.int32)
     thresholds = logits.new_full((batch,), float("-inf"), dtype=torch.float32)
     chain.run(token_ids, status, logsumexp=logsumexp, logprobs=logprobs)
-    return token_ids, logprobs, logsumexp, status, thresholds
+    return token_ids, logprobs, logsumexp, status, thresholds, []

@@ -24,9 +24,17 @@ def sample_recovered(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
     uniforms: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    draft_top_k: Tensor | None = None,
+    draft_top_p: Tensor | None = None,
+    draft_min_p: Tensor | None = None,
+    draft_thresholds: Tensor | None = None,
+    joint_filters: bool = False,
     vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op of the same name, by its schema."""
+    """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
     checks = Checks("sample_recovered", target_logits)
     checks.integer(draft_token_ids, "draft_token_ids")
     checks.require(
@@ -35,6 +43,10 @@ def sample_recovered(
     batch = draft_token_ids.shape[0]
     checks.rows(target_logits, "target_logits", "[num_drafts, width]", batch)
     size = checks.vocab_size(vocab_size, target_logits, "target_logits")
+    checks.have_no_filters({
+        "top_k": top_k, "top_p": top_p, "min_p": min_p, "draft_top_k": draft_top_k,
+        "draft_top_p": draft_top_p, "draft_min_p": draft_min_p, "draft_thresholds": draft_thresholds,
+    })  # fmt: skip
     chain = Chain(
         checks, batch, batch, target_logits, size,
         num_entries=batch, most_drafts=1, has_bonus_rows=False, rule=_chain.REJECT_ALL.value,

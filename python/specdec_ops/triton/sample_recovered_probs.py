@@ -119,7 +119,7 @@ def _score_blocks(
             else:
                 residual = p.to(tl.float32) - q.to(tl.float32)
         else:
-            if p.dtype == tl.float64:
+            if p.dtype == tl.float64:  # noqa: SIM108
                 residual = p
             else:
                 residual = p.to(tl.float32)

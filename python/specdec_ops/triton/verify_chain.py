@@ -51,7 +51,7 @@ def verify_chain(
     rule_mask: Tensor | None = None,
     sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """The op of the same name, by its schema; what the kernels lack raises a RuntimeError that names it."""
+    """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
     checks = Checks("verify_chain", target_logits)
     require = checks.require
     checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens")
@@ -78,7 +78,7 @@ def verify_chain(
         0 <= max_num_draft_tokens < 2**31 - 1,
         f"max_num_draft_tokens must be in [0, 2^31 - 1), got {max_num_draft_tokens}",
     )
-    require(rule == "token", f"rule must be 'token' for tensors without native kernels, got {rule!r}")
+    checks.has_kernel_for(rule == "token", f"rule {rule!r}")
     require(
         sampler == "inverse_cdf",
         f"sampler must be 'inverse_cdf' unless rule is 'exact_match', got {sampler!r}",
@@ -88,16 +88,11 @@ def verify_chain(
         accept_rates is None or fly_window_size is None,
         "accept_rates and fly_window_size must be at most one, got both",
     )
-    require(
-        fly_window_size is None,
-        f"fly_window_size must be None for tensors without native kernels, got {fly_window_size}",
-    )
-    filters = {
+    checks.has_kernel_for(fly_window_size is None, "fly_window_size")
+    checks.have_no_filters({
         "top_k": top_k, "top_p": top_p, "min_p": min_p, "draft_top_k": draft_top_k,
         "draft_top_p": draft_top_p, "draft_min_p": draft_min_p, "draft_thresholds": draft_thresholds,
-    }  # fmt: skip
-    for name, value in filters.items():
-        require(value is None, f"{name} must be None for tensors without native kernels, got a tensor")
+    })  # fmt: skip
 
     width = max_num_draft_tokens + 1
     chain = Chain(
