@@ -61,6 +61,22 @@ def test_greedy_requests_and_ids_that_are_none(triton: Implementation) -> None:
     check(triton.verify_chain(**arguments), specdec_ops.verify_chain(**arguments))
 
 
+@pytest.mark.parametrize("law", ["logits", "probs"])
+def test_recovered_tokens_are_what_the_residual_keeps(triton: Implementation, law: str) -> None:
+    # Half of all attempts fail, or more: the first that is kept counts.
+    arguments = inputs.chain([1] * 8, 40, law, seed=4, temperature=0.7, noise=0.8)
+    rows = arguments["target_logits"][::2]
+    rest = {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("target_logits", "cu_num_draft_tokens", "max_num_draft_tokens")
+    }
+    there = specdec_ops.sample_recovered(rows, **rest)
+    own = {name: rest[name] for name in ("temperature", "seeds", "positions")}
+    assert not torch.equal(there.token_ids, specdec_ops.sample(rows, **own).token_ids)
+    check(triton.sample_recovered(rows, **rest), there)
+
+
 def test_recovered_tokens_where_nothing_is_left_of_the_residual(triton: Implementation) -> None:
     # Every attempt fails, and so does the pass over both rows.
     arguments = inputs.chain([1, 1], 90, "logits", seed=5, temperature=0.7)

@@ -90,6 +90,19 @@ class TestWithoutNativeKernels:
         assert second is first
         assert caplog.text.count("count_accepted: no native kernel for cpu tensors, using Triton") == 1
 
+    def test_what_triton_has_no_kernel_for_is_served_without_it(
+        self, registry: dict[str, Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        registry["cpu"] = entry(FakeDriver)
+        sample = _library._without_native_kernel("sample", lambda *_, **__: "reference", CPU)
+        arguments = (torch.zeros(1, 4), torch.zeros(1))
+        assert sample(*arguments, top_k=torch.ones(1, dtype=torch.int64)) == "reference"
+        assert sample(*arguments, law_size=2) == "reference"
+        warning = "sample: there is no Triton kernel for top_k: using the slow reference"
+        assert caplog.text.count(warning) == 1
+        with pytest.raises(RuntimeError, match="sample: there is no Triton kernel for law_size"):
+            specdec_triton.load("sample")(*arguments, law_size=2)
+
     def test_a_driver_of_another_device_serves_nothing(self, registry: dict[str, Any]) -> None:
         registry["cpu"] = entry(FakeDriver)
         assert served_by(XPU).func is _library._by_way_of_the_cpu

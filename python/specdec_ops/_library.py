@@ -100,6 +100,7 @@ def _without_native_kernel(
     _logger.info("%s, using Triton", without)
     in_triton = triton.load(name)
 
+    @functools.wraps(in_triton)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return in_triton(*args, **kwargs)

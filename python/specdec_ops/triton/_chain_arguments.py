@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from specdec_ops.triton import MissingKernelError, _chain, _rows
+from specdec_ops.triton._checks import num_blocks as cdiv
 from specdec_ops.triton._launch import launch_prepared
 
 _LARGEST_VOCAB_SIZE = 1 << 23
@@ -331,7 +331,7 @@ class Chain:
             return
         target = self.target
         num_target_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
-        num_blocks = triton.cdiv(self.vocab_size, _rows.BLOCK_SIZE.value)
+        num_blocks = cdiv(self.vocab_size, _rows.BLOCK_SIZE.value)
         reads_drafts = self.law == _rows.LOGITS.value and "lse" not in self.draft_views
         num_rows = num_target_rows + (self.num_drafts if reads_drafts else 0)
         plane = num_rows * num_blocks
@@ -359,9 +359,7 @@ class Chain:
         draft = self.draft_views.get("draft", _NO_DRAFTS)
         rows = (target.data_ptr(), target.stride(0), *draft)
         slots = self.most_drafts + int(self.has_bonus_rows)
-        num_programs = (
-            triton.cdiv(num_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
-        )
+        num_programs = cdiv(num_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
         own = (self.vocab_size, num_blocks, num_target_rows)
         if num_target_rows > 0:
             launch_prepared(
@@ -373,7 +371,7 @@ class Chain:
         views, of_drafts = self.views, self.draft_views
         support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
         support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
-        num_places = max(triton.next_power_of_2(num_blocks), _FEWEST_BLOCKS)
+        num_places = max(1 << (num_blocks - 1).bit_length(), _FEWEST_BLOCKS)
         launch_prepared(
             _chain.judge_requests, self.batch, target,
             (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane,
