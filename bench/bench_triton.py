@@ -28,7 +28,6 @@ from torch import Tensor
 
 from bench.bench_gpu import (
     DEVICE,
-    MODES,
     TEMPERATURE,
     VOCAB_SIZE,
     Arguments,
@@ -41,6 +40,8 @@ from bench.bench_gpu import (
 )
 
 CASES = ((1, 4), (8, 4), (64, 4), (256, 4))
+#: Of bench_gpu, what Triton has kernels for.
+MODES = ("dense", "dense, logsumexp given", "one-hot", "greedy")
 #: Several times what the second-level cache holds.
 ROTATED_BYTES = 600_000_000
 REPEATS = 7
