@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,13 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_ops.triton import MissingKernelError, _chain, _rows
-from specdec_ops.triton._checks import num_blocks as cdiv
+from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
 
 _LARGEST_VOCAB_SIZE = 1 << 23
 _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_INTEGERS = (torch.int32, torch.int64)
-_REALS = (torch.float32, torch.float64)
 #: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
 _FEWEST_BLOCKS = 64
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
@@ -25,24 +23,17 @@ READER = {"BLOCKS": 1, "num_warps": 4}
 JUDGE = {"ATTEMPTS": 32, "num_warps": 4}
 
 
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _shape_of(tensor: Tensor) -> str:
-    return f"shape [{', '.join(map(str, tensor.shape))}]"
-
-
-class Checks:
-    """The checks of one op: "<op>: <argument> must be <expectation>, got <actual>"."""
+class ChainChecks(Checks):
+    """The checks of one op of the chain program: "<op>: <argument> must be <expectation>, got <actual>"."""
 
     def __init__(self, op: str, first: Tensor) -> None:
-        self.op = op
+        """``first``: the tensor on whose device the others must be."""
+        super().__init__(op)
         self._device = first.device
 
     def require(self, condition: bool, message: str) -> None:
         if not condition:
-            raise RuntimeError(f"{self.op}: {message}")
+            self.fail(message)
 
     def has_kernel_for(self, condition: bool, argument: str) -> None:
         if not condition:
@@ -52,51 +43,15 @@ class Checks:
         for name, value in filters.items():
             self.has_kernel_for(value is None, name)
 
-    def dtype(self, tensor: Tensor, name: str, allowed: Sequence[torch.dtype], expected: str) -> None:
+    def dtype(self, tensor: Tensor, name: str, allowed: tuple[torch.dtype, ...], expected: str) -> None:
         if tensor.device != self._device:
-            self.require(
-                False,
-                f"{name} must be on the device of the other tensors, {self._device}, got {tensor.device}",
+            self.fail(
+                f"{name} must be on the device of the other tensors, {self._device}, got {tensor.device}"
             )
-        if tensor.dtype not in allowed:
-            self.require(False, f"{name} must be {expected}, got {_name_of(tensor.dtype)}")
-
-    def integer(self, tensor: Tensor, name: str) -> None:
-        self.dtype(tensor, name, _INTEGERS, "int32 or int64")
-
-    def real(self, tensor: Tensor, name: str) -> None:
-        self.dtype(tensor, name, _REALS, "float32 or float64")
-
-    def vector(self, tensor: Tensor, name: str, shape: str, size: int) -> None:
-        if tensor.dim() != 1 or tensor.shape[0] != size:
-            elements = "element" if size == 1 else "elements"
-            self.require(False, f"{name} must be {shape} with {size} {elements}, got {_shape_of(tensor)}")
-
-    def row_dtype(self, tensor: Tensor, name: str) -> None:
-        self.dtype(tensor, name, tuple(_ROW_DTYPES), "float32, bfloat16 or float16")
-
-    def contiguous_rows(self, tensor: Tensor, name: str) -> None:
-        if not (tensor.shape[-1] <= 1 or tensor.shape[0] == 0 or tensor.stride(-1) == 1):
-            self.require(
-                False, f"{name} must have a contiguous last dimension, got stride {tensor.stride(-1)}"
-            )
-
-    def rows(self, tensor: Tensor, name: str, shape: str, num_rows: int) -> None:
-        self.row_dtype(tensor, name)
-        if tensor.dim() != 2:
-            self.require(False, f"{name} must be {shape}, got {_shape_of(tensor)}")
-        if tensor.shape[0] != num_rows:
-            rows = "row" if num_rows == 1 else "rows"
-            self.require(False, f"{name} must be {shape} with {num_rows} {rows}, got {_shape_of(tensor)}")
-        self.contiguous_rows(tensor, name)
+        super().dtype(tensor, name, allowed, expected)
 
     def vocab_size(self, given: int | None, logits: Tensor, name: str) -> int:
-        width = logits.shape[1]
-        if width < 1:
-            self.require(False, f"{name} must have at least one column, got {_shape_of(logits)}")
-        size = width if given is None else given
-        if not 1 <= size <= width:
-            self.require(False, f"vocab_size must be between 1 and the width of {name}, {width}, got {size}")
+        size = super().vocab_size(given, logits, name)
         self.require(
             size <= _LARGEST_VOCAB_SIZE, f"vocab_size must be at most {_LARGEST_VOCAB_SIZE}, got {size}"
         )
@@ -148,7 +103,7 @@ class Entries(NamedTuple):
 class Chain:
     """The arguments of one call."""
 
-    checks: Checks
+    checks: ChainChecks
     batch: int
     num_drafts: int
     target: Tensor
@@ -187,7 +142,7 @@ class Chain:
         checks.vector(indices, "request_indices", by_request, self.batch)
         checks.require(
             temperature.dim() == 1 and (temperature.shape[0] > 0 or self.batch == 0),
-            "temperature must be [max_requests] with at least one element, got " + _shape_of(temperature),
+            "temperature must be [max_requests] with at least one element, got " + shape_of(temperature),
         )
         self.add("indices", indices, _rows.WIDE_INDICES.value)
         self.num_entries = temperature.shape[0]
@@ -204,7 +159,7 @@ class Chain:
         self.checks.require(
             tensor.shape[0] == entries.size and tensor.shape[1] >= entries.num_slots,
             f"{name} must be {shape} with max_requests = {entries.size} and k at least "
-            f"max_num_draft_tokens = {entries.num_slots}, got {_shape_of(tensor)}",
+            f"max_num_draft_tokens = {entries.num_slots}, got {shape_of(tensor)}",
         )
         return True
 
@@ -268,12 +223,12 @@ class Chain:
                 checks.require(
                     False,
                     f"draft_support_ids must be [num_drafts, support] with {num_drafts} rows, got "
-                    + _shape_of(support_ids),
+                    + shape_of(support_ids),
                 )
             checks.require(
                 support_logprobs.shape == support_ids.shape,
-                f"draft_support_logprobs must have the shape of draft_support_ids, {_shape_of(support_ids)}, "
-                f"got {_shape_of(support_logprobs)}",
+                f"draft_support_logprobs must have the shape of draft_support_ids, {shape_of(support_ids)}, "
+                f"got {shape_of(support_logprobs)}",
             )
             self.law = _rows.SUPPORT.value
             self.draft_views["support_ids"] = _draft_view(support_ids, in_entries, support_ids.element_size())
@@ -331,11 +286,11 @@ class Chain:
             return
         target = self.target
         num_target_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
-        num_blocks = cdiv(self.vocab_size, _rows.BLOCK_SIZE.value)
+        row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
         reads_drafts = self.law == _rows.LOGITS.value and "lse" not in self.draft_views
         num_rows = num_target_rows + (self.num_drafts if reads_drafts else 0)
-        plane = num_rows * num_blocks
-        num_sums = num_target_rows * num_blocks * _rows.CHUNKS_PER_BLOCK.value
+        plane = num_rows * row_blocks
+        num_sums = num_target_rows * row_blocks * _rows.CHUNKS_PER_BLOCK.value
         stats = target.new_empty(max(3 * plane + num_sums, 1), dtype=torch.float32)
 
         dtype = _ROW_DTYPES[target.dtype]
@@ -359,8 +314,10 @@ class Chain:
         draft = self.draft_views.get("draft", _NO_DRAFTS)
         rows = (target.data_ptr(), target.stride(0), *draft)
         slots = self.most_drafts + int(self.has_bonus_rows)
-        num_programs = cdiv(num_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
-        own = (self.vocab_size, num_blocks, num_target_rows)
+        num_programs = (
+            num_blocks(row_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
+        )
+        own = (self.vocab_size, row_blocks, num_target_rows)
         if num_target_rows > 0:
             launch_prepared(
                 _rows.read_rows, num_programs, target,
@@ -371,7 +328,7 @@ class Chain:
         views, of_drafts = self.views, self.draft_views
         support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
         support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
-        num_places = max(1 << (num_blocks - 1).bit_length(), _FEWEST_BLOCKS)
+        num_places = max(1 << (row_blocks - 1).bit_length(), _FEWEST_BLOCKS)
         launch_prepared(
             _chain.judge_requests, self.batch, target,
             (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from specdec_ops.triton import _rows
-from specdec_ops.triton._chain_arguments import Chain, Checks, View, _name_of, _shape_of
+from specdec_ops.triton._chain_arguments import Chain, ChainChecks, View
+from specdec_ops.triton._checks import name_of, shape_of
 
 
 def sample(
@@ -29,9 +30,9 @@ def sample(
     law_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
-    checks = Checks("sample", logits)
+    checks = ChainChecks("sample", logits)
     require = checks.require
-    require(logits.dim() == 2, f"logits must be [batch, width], got {_shape_of(logits)}")
+    require(logits.dim() == 2, f"logits must be [batch, width], got {shape_of(logits)}")
     batch = logits.shape[0]
     checks.rows(logits, "logits", "[batch, width]", batch)
     size = checks.vocab_size(vocab_size, logits, "logits")
@@ -63,7 +64,7 @@ def sample(
         chain.final_slot = draft_slot
     require(
         token_dtype in (torch.int32, torch.int64),
-        f"token_dtype must be int32 or int64, got {_name_of(token_dtype)}",
+        f"token_dtype must be int32 or int64, got {name_of(token_dtype)}",
     )
     token_ids = logits.new_empty(batch, dtype=token_dtype)
     logprobs = logits.new_empty(batch, dtype=torch.float32)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from specdec_ops.triton import _chain, _rows
-from specdec_ops.triton._chain_arguments import Chain, Checks, _shape_of
+from specdec_ops.triton._chain_arguments import Chain, ChainChecks
+from specdec_ops.triton._checks import shape_of
 
 
 def sample_recovered(
@@ -35,10 +36,10 @@ def sample_recovered(
     vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
-    checks = Checks("sample_recovered", target_logits)
+    checks = ChainChecks("sample_recovered", target_logits)
     checks.integer(draft_token_ids, "draft_token_ids")
     checks.require(
-        draft_token_ids.dim() == 1, f"draft_token_ids must be [num_drafts], got {_shape_of(draft_token_ids)}"
+        draft_token_ids.dim() == 1, f"draft_token_ids must be [num_drafts], got {shape_of(draft_token_ids)}"
     )
     batch = draft_token_ids.shape[0]
     checks.rows(target_logits, "target_logits", "[num_drafts, width]", batch)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec_ops.triton import _chain, _rows
-from specdec_ops.triton._chain_arguments import Chain, Checks, _shape_of
+from specdec_ops.triton._chain_arguments import Chain, ChainChecks
+from specdec_ops.triton._checks import shape_of
 
 
 def verify_chain(
@@ -52,17 +53,17 @@ def verify_chain(
     sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
-    checks = Checks("verify_chain", target_logits)
+    checks = ChainChecks("verify_chain", target_logits)
     require = checks.require
     checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens")
     require(
         cu_num_draft_tokens.dim() == 1 and cu_num_draft_tokens.shape[0] >= 1,
-        f"cu_num_draft_tokens must be [batch + 1], got {_shape_of(cu_num_draft_tokens)}",
+        f"cu_num_draft_tokens must be [batch + 1], got {shape_of(cu_num_draft_tokens)}",
     )
     batch = cu_num_draft_tokens.shape[0] - 1
     checks.integer(draft_token_ids, "draft_token_ids")
     require(
-        draft_token_ids.dim() == 1, f"draft_token_ids must be [num_drafts], got {_shape_of(draft_token_ids)}"
+        draft_token_ids.dim() == 1, f"draft_token_ids must be [num_drafts], got {shape_of(draft_token_ids)}"
     )
     num_drafts = draft_token_ids.shape[0]
     has_bonus_rows = bonus_token_ids is None
@@ -112,7 +113,7 @@ def verify_chain(
         require(
             accept_rates.dim() == 1 and accept_rates.shape[0] >= max_num_draft_tokens,
             f"accept_rates must be [slots] with at least max_num_draft_tokens = {max_num_draft_tokens} "
-            f"{elements}, got {_shape_of(accept_rates)}",
+            f"{elements}, got {shape_of(accept_rates)}",
         )
         chain.rule = _chain.SYNTHETIC.value
         chain.add("rates", accept_rates, _rows.WIDE_RATES.value)
