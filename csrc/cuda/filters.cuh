@@ -69,6 +69,7 @@ class RowFilter {
   }
 
   __device__ RowMax row_max() const { return {max_, non_finite_}; }
+  __device__ float logit_of(int64_t id) const { return element(row_, id); }
   __device__ bool has_law() const { return !non_finite_ && max_ > kMasked; }
 
   /// The threshold of the row by its filters; -inf where there is nothing to filter.

@@ -102,7 +102,7 @@ class SparseSample {
       put_law(place, place == 0 ? id : -1, place == 0 ? 0.0f : kMasked);
     }
     const RowLaw law = row_law_from_total(request_.scale, filter_.row_max(), total);
-    const double logprob = filter_.has_law() ? law.log2_prob(law_.logits[0]) * kLn2 : __builtin_nan("");
+    const double logprob = filter_.has_law() ? law.log2_prob(filter_.logit_of(id)) * kLn2 : __builtin_nan("");
     finish(id, static_cast<float>(logprob), law.logsumexp);
   }
 
