@@ -321,7 +321,7 @@ class RowFilter {
     __syncthreads();
   }
 
-  /// The same where the first ids of the list are what is left of a row without NaN. The list is lost.
+  /// What keep() does, where the first ids of the list are what is left of a row. The list is lost.
   __device__ void keep_listed(uint32_t num_ids) {
     for (uint32_t i = threadIdx.x; i < num_ids; i += num_threads()) {
       s_.keys[i] = s_.keys[i] << 32 | s_.keys[i] >> 32;
@@ -449,7 +449,8 @@ class RowFilter {
     if (!(wanted_mass_ > 0.0)) return max_;
     if (has_list) {
       // Of the mass of the row more may be wanted than there is from `floor` on.
-      return mass_with(num_ids) >= wanted_mass_ ? select_by_mass(num_ids) : kMasked;
+      if (weighs_whole_row && !(mass_with(num_ids) >= wanted_mass_)) return kMasked;
+      return select_by_mass(num_ids);
     }
     is_of_mass_ = true;
     clear_masses();

@@ -220,10 +220,9 @@ class Chain:
                 support_ids, "draft_support_ids", 1, "[max_requests, k, support]", entries
             )
             if not in_entries and (support_ids.dim() != 2 or support_ids.shape[0] != num_drafts):
-                checks.require(
-                    False,
+                checks.fail(
                     f"draft_support_ids must be [num_drafts, support] with {num_drafts} rows, got "
-                    + shape_of(support_ids),
+                    + shape_of(support_ids)
                 )
             checks.require(
                 support_logprobs.shape == support_ids.shape,

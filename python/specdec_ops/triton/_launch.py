@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,12 +36,15 @@ def launch(jitted: Any, num_programs: int, beside: Tensor, *args: Any, **constan
     """
     if num_programs == 0:
         return
-    device = beside.device
-    if device.index is None or device.index == torch.accelerator.current_device_index():
+    with _on_device_of(beside):
         jitted[(num_programs,)](*args, **constants, enable_fp_fusion=False)
-        return
-    with torch.accelerator.device_index(device.index):
-        jitted[(num_programs,)](*args, **constants, enable_fp_fusion=False)
+
+
+def _on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    index = tensor.device.index
+    if index is None or index == torch.accelerator.current_device_index():
+        return nullcontext()
+    return torch.accelerator.device_index(index)
 
 
 _COMPILER_OPTIONS = ("num_warps", "maxnreg")
@@ -64,18 +68,14 @@ def launch_prepared(
     """
     if num_programs == 0:
         return
-    index = beside.device.index
-    if index is not None and index != torch.accelerator.current_device_index():
-        with torch.accelerator.device_index(index):
-            launch_prepared(jitted, num_programs, beside, args, constants, options)
-        return
-    key = (id(jitted), index, constants, *options.values())
+    key = (id(jitted), beside.device.index, constants, *options.values())
     compiled = _prepared.get(key)
-    if compiled is None:
-        # The interpreter has nothing to keep.
-        compiled = jitted[(num_programs,)](*args, *constants, **options, enable_fp_fusion=False)
-        if compiled is not None:
-            _prepared[key] = compiled
-        return
-    values = (value for name, value in options.items() if name not in _COMPILER_OPTIONS)
-    compiled[(num_programs, 1, 1)](*args, *constants, *values)
+    with _on_device_of(beside):
+        if compiled is None:
+            compiled = jitted[(num_programs,)](*args, *constants, **options, enable_fp_fusion=False)
+            # The interpreter has nothing to keep.
+            if compiled is not None:
+                _prepared[key] = compiled
+            return
+        values = (value for name, value in options.items() if name not in _COMPILER_OPTIONS)
+        compiled[(num_programs, 1, 1)](*args, *constants, *values)
