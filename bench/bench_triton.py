@@ -133,10 +133,12 @@ def tune(batch: int, k: int) -> None:
     native, ours = calls_of(specdec_ops.verify_chain, sets), calls_of(triton_verify_chain, sets)
     print(f"B={batch} k={k} dense: CUDA {graph_us(native, REPEATS):.1f} us")
     reader, judge = dict(_chain_arguments.READER), dict(_chain_arguments.JUDGE)
-    for registers, blocks, warps in itertools.product((None, 64), (1, 2), (4, 8)):
-        _chain_arguments.READER.update(BLOCKS=blocks, num_warps=warps, maxnreg=registers)
-        print(f"readers {_chain_arguments.READER}: {only(_rows.read_rows, ours):.1f} us", flush=True)
-    _chain_arguments.READER.clear()
+    most = _chain_arguments.BLOCKS_AT_ONCE
+    for warps, blocks in itertools.product((2, 4, 8), (1, 2, 4, 8, 16)):
+        _chain_arguments.READER.update(num_warps=warps)
+        _chain_arguments.BLOCKS_AT_ONCE = blocks
+        print(f"readers of {blocks} blocks, {warps} warps: {only(_rows.read_rows, ours):.1f} us", flush=True)
+    _chain_arguments.BLOCKS_AT_ONCE = most
     _chain_arguments.READER.update(reader)
     # Where nobody reads, the judges find what the allocator's memory holds: the numbers of a call before.
     for attempts, warps in ((32, 4), (32, 8), (16, 4)):

@@ -47,6 +47,7 @@ from specdec_ops.triton._rows import (
     WIDE_RATES,
     WIDE_SUPPORT_IDS,
     chunk_sums_of,
+    load_entry,
     load_integer,
     load_real,
     load_request,
@@ -169,7 +170,8 @@ def pick_by_chunks(
     weights = weights_of_chunk(pointer, begin, size, reference, scale, excluded).to(tl.float64)
     number = tl.where(id_number >= 0, id_number, remainder)
     place, _ = choose_place(weights, tl.cumsum(weights, axis=1), number * tl.sum(weights, axis=1), CHUNK_SIZE)
-    return begin + place
+    # Where counts contradict each other, sums are of other requests, and may lead beyond the end.
+    return tl.minimum(begin + place, size - 1)
 
 
 @triton.jit
@@ -298,10 +300,13 @@ def judge_requests(
 ):  # fmt: skip
     """Judges the drafts of a request, a wave of slots at a time, and draws the token that follows."""
     r = tl.program_id(0).to(tl.int64)
-    first_draft, count, first_row, entry, greedy, has_law, t, draft_t = load_request(
-        r, cu, cu_stride, indices, indices_stride, temperature, temperature_stride,
+    first_draft, count, first_row = load_request(
+        r, cu, cu_stride, wide, num_drafts, most_drafts, has_bonus_rows
+    )
+    entry, greedy, has_law, t, draft_t = load_entry(
+        r, indices, indices_stride, temperature, temperature_stride,
         draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-        wide, num_drafts, most_drafts, num_entries, has_bonus_rows, has_random_numbers, LAW,
+        wide, num_entries, has_random_numbers, LAW,
     )  # fmt: skip
     scale, draft_scale = log2_scale(t), log2_scale(draft_t)
     end = count + tl.where(has_bonus_rows != 0, 1, 0)

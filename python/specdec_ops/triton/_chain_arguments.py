@@ -19,8 +19,10 @@ _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.flo
 #: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
 _FEWEST_BLOCKS = 64
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
-READER = {"BLOCKS": 1, "num_warps": 4}
+READER = {"num_warps": 4}
 JUDGE = {"ATTEMPTS": 32, "num_warps": 4}
+#: Readers' programs: the most blocks of one, and how many there should be before one has several.
+BLOCKS_AT_ONCE, PROGRAMS = 8, 1024
 
 
 class ChainChecks(Checks):
@@ -312,17 +314,15 @@ class Chain:
         shape = (self.num_drafts, self.most_drafts, self.num_entries, int(self.has_bonus_rows), has_numbers)
         draft = self.draft_views.get("draft", _NO_DRAFTS)
         rows = (target.data_ptr(), target.stride(0), *draft)
-        slots = self.most_drafts + int(self.has_bonus_rows)
-        num_programs = (
-            num_blocks(row_blocks, READER["BLOCKS"]) * self.batch * slots * (2 if reads_drafts else 1)
-        )
         own = (self.vocab_size, row_blocks, num_target_rows)
         if num_target_rows > 0:
+            blocks_at_once = min(BLOCKS_AT_ONCE, max(1, num_rows * row_blocks // PROGRAMS))
             launch_prepared(
-                _rows.read_rows, num_programs, target,
-                (*request, self.wide, self.batch, *shape, *rows, *own, int(wants_law), int(is_exact),
+                _rows.read_rows, num_rows * num_blocks(row_blocks, blocks_at_once), target,
+                (*request, self.wide, self.batch, *shape, *rows, *own, int(wants_law), blocks_at_once,
                  stats.data_ptr(), plane),
-                (dtype, draft_dtype, self.law, reads_drafts, aligned), READER,
+                (dtype, draft_dtype if reads_drafts else dtype, self.law, reads_drafts, aligned, is_exact),
+                READER,
             )  # fmt: skip
         views, of_drafts = self.views, self.draft_views
         support_ids = of_drafts.get("support_ids", _NO_DRAFTS)

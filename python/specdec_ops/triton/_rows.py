@@ -24,6 +24,8 @@ BLOCK_SIZE = tl.constexpr(4096)
 NUM_LANES = tl.constexpr(256)
 CHUNK_SIZE = tl.constexpr(64)
 CHUNKS_PER_BLOCK = tl.constexpr(64)
+_REQUESTS_AT_ONCE = tl.constexpr(256)
+_PLACES_AT_ONCE = tl.constexpr(1024)
 
 #: Bits of `wide`: which arguments have elements of eight bytes.
 WIDE_CU = tl.constexpr(1)
@@ -64,20 +66,17 @@ def load_real(address, offset, is_wide, mask):
 
 
 @triton.jit
-def load_request(
+def load_entry(
     r,
-    cu, cu_stride, indices, indices_stride, temperature, temperature_stride,
+    indices, indices_stride, temperature, temperature_stride,
     draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-    wide, num_drafts, most_drafts, num_entries, has_bonus_rows, has_random_numbers,
+    wide, num_entries, has_random_numbers,
     LAW: tl.constexpr,
 ):  # fmt: skip
-    """Where the drafts and rows of a request are, and its temperatures. Nobody has checked the values."""
-    is_wide = wide & WIDE_CU
-    is_ragged = cu != 0
-    begin = load_integer(cu, r * cu_stride, is_wide, is_ragged)
-    end = load_integer(cu, (r + 1) * cu_stride, is_wide, is_ragged)
-    begin = tl.where(is_ragged, begin, r * most_drafts)
-    end = tl.where(is_ragged, end, (r + 1) * most_drafts)
+    """Where a request's temperatures, seeds and laws lie; whether it is greedy, has a law; its temperatures.
+
+    Nobody has checked the values.
+    """
     own_entry = load_integer(indices, r * indices_stride, wide & WIDE_INDICES, indices != 0)
     own_entry = tl.where(indices != 0, tl.minimum(tl.maximum(own_entry, -1), num_entries - 1), r)
     entry = tl.maximum(own_entry, 0)
@@ -87,16 +86,44 @@ def load_request(
     draft_t = tl.where(draft_temperature != 0, tl.load(own, mask=draft_temperature != 0, other=0.0), t)
     flag = (has_draft_law + entry * has_draft_law_stride).to(tl.pointer_type(tl.int8))
     has_law = tl.load(flag, mask=has_draft_law != 0, other=1) != 0
-
-    first_draft = tl.minimum(tl.maximum(begin, 0), num_drafts)
-    count = tl.minimum(tl.minimum(tl.maximum(end, first_draft), num_drafts) - first_draft, most_drafts)
-    first_row = first_draft + tl.where(has_bonus_rows != 0, r, 0)
     greedy = is_greedy(t) | (has_random_numbers == 0)
     if LAW == LOGITS:
         has_law = has_law & (is_greedy(draft_t) == 0)
     # Greedy requests: at temperature 1.
     t = tl.where(is_greedy(t), 1.0, t)
-    return first_draft, count, first_row, entry, greedy, has_law, t, draft_t
+    return entry, greedy, has_law, t, draft_t
+
+
+@triton.jit
+def load_request(r, cu, cu_stride, wide, num_drafts, most_drafts, has_bonus_rows):
+    """The first draft of a request, how many it has, and its first row. Nobody has checked the values."""
+    is_wide = wide & WIDE_CU
+    is_ragged = cu != 0
+    begin = load_integer(cu, r * cu_stride, is_wide, is_ragged)
+    end = load_integer(cu, (r + 1) * cu_stride, is_wide, is_ragged)
+    begin = tl.where(is_ragged, begin, r * most_drafts)
+    end = tl.where(is_ragged, end, (r + 1) * most_drafts)
+    first_draft = tl.minimum(tl.maximum(begin, 0), num_drafts)
+    count = tl.minimum(tl.minimum(tl.maximum(end, first_draft), num_drafts) - first_draft, most_drafts)
+    return first_draft, count, first_draft + tl.where(has_bonus_rows != 0, r, 0)
+
+
+@triton.jit
+def owner_of_row(row, cu, cu_stride, wide, batch, rows_of_request, bonus_rows):
+    """The request that a row belongs to; one of the batch in any case.
+
+    Requests have ``bonus_rows`` more rows than drafts, 0 or 1.
+    """
+    r = (row // tl.maximum(rows_of_request, 1)).to(tl.int32)
+    if cu != 0:
+        requests = tl.arange(0, _REQUESTS_AT_ONCE)
+        count = requests * 0
+        for first in range(0, batch, _REQUESTS_AT_ONCE):
+            one = first + requests
+            rows = load_integer(cu, one.to(tl.int64) * cu_stride, wide & WIDE_CU, one < batch)
+            count += ((one < batch) & (rows + one * bonus_rows <= row)).to(tl.int32)
+        r = tl.maximum(tl.sum(count, axis=0) - 1, 0)
+    return tl.minimum(r, batch - 1).to(tl.int64)
 
 
 @triton.jit
@@ -147,56 +174,98 @@ def quick_weights(x, reference, scale):
 
 
 @triton.jit
-def block_stats(pointer, chunks, size, scale, finds_index, needs_sum, is_exact, MASKED: tl.constexpr):
-    """The largest logit of a block that is not NaN, the sum of its weights, and the index of the largest.
+def block_stats(x, chunks, scale, needs_sum, SUMS_CHUNKS: tl.constexpr):
+    """The largest logit of a block that is not NaN, and the quick sum of its weights.
 
-    The sum is NaN where the block holds a NaN or +inf. Sums of chunks go to `chunks`, where that is not 0.
-    They are quick ones, and so is the sum unless it is to be exact.
+    The sum is NaN where the block holds a NaN or +inf. Sums of chunks go to `chunks`.
     """
-    ids = ids_of_block()
-    if MASKED:
-        x = tl.load(pointer + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
-    else:
-        x = tl.load(pointer + ids).to(tl.float32)
-    largest = tl.max(tl.max(tl.where(x == x, x, float("-inf")), axis=1), axis=0)
+    # NaN if there is no other.
+    largest = tl.max(x)
+    largest = tl.where(largest == largest, largest, float("-inf"))
     total = tl.full([], 0.0, tl.float32)
-    index = tl.full([], 0, tl.int32)
     if needs_sum:
         sums = flush(tl.sum(quick_weights(x, largest, scale), axis=1))
         total = tl.sum(sums, axis=0)
-        if chunks != 0:
+        if SUMS_CHUNKS:
             place = tl.arange(0, CHUNKS_PER_BLOCK)
             tl.store(chunks.to(tl.pointer_type(tl.float32)) + place, sums)
-        if is_exact:
-            total = defined_sum(pointer, size, tl.where(largest > float("-inf"), largest, 0.0), scale)
-    if finds_index:
-        index = tl.min(tl.min(tl.where(x == largest, ids, BLOCK_SIZE), axis=1), axis=0)
-        odd = tl.where((x != x) | (x == float("inf")), 1, 0)
-        total = tl.where(tl.max(tl.max(odd, axis=1), axis=0) != 0, float("nan"), total)
-    return largest, total, index
+    return largest, total
+
+
+@triton.jit
+def holds_nan(x):
+    """Whether a block of float32 does: without their signs, NaNs are the largest patterns of bits."""
+    return tl.max(x.to(tl.uint32, bitcast=True) << 1) > 0xFF000000
+
+
+@triton.jit
+def index_of(pointer, size, largest, IS_WHOLE: tl.constexpr):
+    """The lowest place of the largest logit in its block.
+
+    The block comes from the first-level cache, a part at a time, which takes fewer registers.
+    """
+    places = tl.arange(0, _PLACES_AT_ONCE)
+    index = places * 0 + BLOCK_SIZE - 1
+    for first in range(0, BLOCK_SIZE, _PLACES_AT_ONCE):
+        ids = first + places
+        if IS_WHOLE:
+            x = tl.load(pointer + ids).to(tl.float32)
+        else:
+            x = tl.load(pointer + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
+        index = tl.minimum(index, tl.where(x == largest, ids, BLOCK_SIZE))
+    return tl.min(index)
 
 
 @triton.jit
 def read_block(
-    pointer, stats, plane, place, chunks, size, scale, finds_index, needs_sum, is_exact
+    x, pointer, size, numbers, plane, chunks, scale, best, finds_index, needs_sum,
+    IS_WHOLE: tl.constexpr, SUMS_CHUNKS: tl.constexpr, IS_EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Stores the numbers of a block, each in a plane of its own."""
-    largest = tl.full([], 0.0, tl.float32)
-    total = tl.full([], 0.0, tl.float32)
+    """Stores the numbers of a block, each in a plane of its own; returns the best with it."""
+    x = x.to(tl.float32)
+    largest, total = block_stats(x, chunks, scale, needs_sum, SUMS_CHUNKS)
     index = tl.full([], 0, tl.int32)
-    # A whole block needs no mask, so that its loads are of 16 bytes.
-    if size == BLOCK_SIZE:
-        largest, total, index = block_stats(
-            pointer, chunks, size, scale, finds_index, needs_sum, is_exact, False
-        )
-    else:
-        largest, total, index = block_stats(
-            pointer, chunks, size, scale, finds_index, needs_sum, is_exact, True
-        )
-    numbers = stats.to(tl.pointer_type(tl.float32)) + place
+    if IS_EXACT:  # noqa: SIM102
+        if needs_sum:
+            total = defined_sum(pointer, size, tl.where(largest > float("-inf"), largest, 0.0), scale)
+    if finds_index:
+        total = tl.where(holds_nan(x) | (largest == float("inf")), float("nan"), total)
+        # Where an earlier block has as large a logit, nobody asks.
+        if largest > best:
+            index = index_of(pointer, size, largest, IS_WHOLE)
     tl.store(numbers, largest)
     tl.store(numbers + plane, total)
     tl.store(numbers + 2 * plane, index.to(tl.float32))
+    return tl.maximum(best, largest)
+
+
+@triton.jit
+def read_blocks(
+    x, pointer, first, end, vocab_size, numbers, plane, chunks, scale, finds_index, needs_sum,
+    SUMS_CHUNKS: tl.constexpr, IS_EXACT: tl.constexpr,
+):  # fmt: skip
+    """Reads blocks from the first on, whose logits are at hand; each is asked for while another is summed."""
+    last_whole = tl.minimum(end, vocab_size // BLOCK_SIZE)
+    ids = ids_of_block()
+    best = tl.full([], float("-inf"), tl.float32)
+    for block in range(first, last_whole):
+        following = pointer + BLOCK_SIZE
+        next_x = tl.load(following + ids, mask=block + 1 < last_whole, other=float("-inf"))
+        best = read_block(
+            x, pointer, BLOCK_SIZE, numbers, plane, chunks, scale, best, finds_index, needs_sum,
+            True, SUMS_CHUNKS, IS_EXACT,
+        )  # fmt: skip
+        x, pointer = next_x, following
+        numbers += 1
+        chunks += 4 * CHUNKS_PER_BLOCK
+    if last_whole < end:
+        # Part of a block: loads of single elements.
+        size = vocab_size - last_whole * BLOCK_SIZE
+        x = tl.load(pointer + ids, mask=ids < size, other=float("-inf"))
+        read_block(
+            x, pointer, size, numbers, plane, chunks, scale, best, finds_index, needs_sum,
+            False, SUMS_CHUNKS, IS_EXACT,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -217,49 +286,59 @@ def read_rows(
     target: tl.int64, target_stride: tl.int64,
     draft: tl.int64, draft_stride: tl.int64, draft_entry_stride: tl.int64, draft_slot_stride: tl.int64,
     vocab_size: tl.int32, num_blocks: tl.int32, num_target_rows: tl.int64, needs_law: tl.int32,
-    is_exact: tl.int32, stats: tl.int64, plane: tl.int64,
+    blocks_at_once: tl.int32, stats: tl.int64, plane: tl.int64,
     DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, READS_DRAFTS: tl.constexpr,
-    ALIGNED: tl.constexpr, BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr, IS_EXACT: tl.constexpr,
 ):  # fmt: skip
-    """A few blocks of one row of a slot: of the target's, or of the draft's, in every second program."""
-    units = tl.cdiv(num_blocks, BLOCKS)
-    number = tl.program_id(0) // units
-    unit = tl.program_id(0) - number * units
-    is_draft = unit < 0
-    if READS_DRAFTS:
-        is_draft = number % 2 != 0
-        number = number // 2
-    r = (number % batch).to(tl.int64)
-    slot = (number // batch).to(tl.int64)
-    first_draft, count, first_row, entry, greedy, has_law, t, draft_t = load_request(
-        r, cu, cu_stride, indices, indices_stride, temperature, temperature_stride,
-        draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-        wide, num_drafts, most_drafts, num_entries, has_bonus_rows, has_random_numbers, LAW,
-    )  # fmt: skip
-    end = count + tl.where((has_bonus_rows != 0) & (is_draft == 0), 1, 0)
-    if (slot < end) & ((is_draft == 0) | (has_law & (greedy == 0))):
-        needs_sum = is_draft | (greedy == 0) | (needs_law != 0)
-        scale = log2_scale(tl.where(is_draft, draft_t, t))
-        row = tl.where(is_draft, num_target_rows + first_draft, first_row) + slot
-        of_draft = first_draft * draft_stride + entry * draft_entry_stride + slot * draft_slot_stride
-        of_target = (first_row + slot) * target_stride
-        for i in range(BLOCKS):
-            block = unit * BLOCKS + i
-            if block < num_blocks:
-                begin = block * BLOCK_SIZE
-                size = tl.minimum(vocab_size - begin, BLOCK_SIZE)
-                place = row * num_blocks + block
-                chunks = tl.where(is_draft, 0, chunk_sums_of(stats, plane, place))
-                if DTYPE == DRAFT_DTYPE:
-                    pointer = row_pointer(
-                        tl.where(is_draft, draft, target),
-                        tl.where(is_draft, of_draft, of_target) + begin,
-                        DTYPE, ALIGNED,
-                    )  # fmt: skip
-                    read_block(pointer, stats, plane, place, chunks, size, scale, greedy, needs_sum, is_exact)
-                elif is_draft:
-                    drafts = row_pointer(draft, of_draft + begin, DRAFT_DTYPE, ALIGNED)
-                    read_block(drafts, stats, plane, place, chunks, size, scale, greedy, needs_sum, is_exact)
-                else:
-                    targets = row_pointer(target, of_target + begin, DTYPE, ALIGNED)
-                    read_block(targets, stats, plane, place, chunks, size, scale, greedy, needs_sum, is_exact)
+    """Some blocks of a row: of the target's, or of the drafts' behind them.
+
+    A row of the target is asked for before its request is known: every row that there is is read.
+    """
+    parts = tl.cdiv(num_blocks, blocks_at_once)
+    row = tl.program_id(0) // parts
+    first = (tl.program_id(0) - row * parts) * blocks_at_once
+    end = tl.minimum(first + blocks_at_once, num_blocks)
+    begin = first * BLOCK_SIZE
+    row = row.to(tl.int64)
+    place = row * num_blocks + first
+    numbers = stats.to(tl.pointer_type(tl.float32)) + place
+    chunks = chunk_sums_of(stats, plane, place)
+    is_whole = begin + BLOCK_SIZE <= vocab_size
+    ids = ids_of_block()
+    if READS_DRAFTS:  # noqa: SIM102
+        if row >= num_target_rows:
+            index = row - num_target_rows
+            r = owner_of_row(index, cu, cu_stride, wide, batch, most_drafts, 0)
+            first_draft, count, _ = load_request(
+                r, cu, cu_stride, wide, num_drafts, most_drafts, has_bonus_rows
+            )
+            slot = index - first_draft
+            entry, greedy, has_law, _, t = load_entry(
+                r, indices, indices_stride, temperature, temperature_stride,
+                draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
+                wide, num_entries, has_random_numbers, LAW,
+            )  # fmt: skip
+            is_needed = has_law & (greedy == 0) & (slot >= 0) & (slot < count)
+            end = tl.where(is_needed, end, first)
+            offset = first_draft * draft_stride + entry * draft_entry_stride + slot * draft_slot_stride
+            pointer = row_pointer(draft, offset + begin, DRAFT_DTYPE, ALIGNED)
+            x = tl.load(pointer + ids, mask=is_whole & is_needed, other=float("-inf"))
+            read_blocks(
+                x, pointer, first, end, vocab_size, numbers, plane, chunks, log2_scale(t), False, True,
+                False, IS_EXACT,
+            )  # fmt: skip
+            end = first
+    if first < end:
+        pointer = row_pointer(target, row * target_stride + begin, DTYPE, ALIGNED)
+        x = tl.load(pointer + ids, mask=is_whole, other=float("-inf"))
+        bonus_rows = tl.where(has_bonus_rows != 0, 1, 0)
+        r = owner_of_row(row, cu, cu_stride, wide, batch, most_drafts + bonus_rows, bonus_rows)
+        _, greedy, _, t, _ = load_entry(
+            r, indices, indices_stride, temperature, temperature_stride,
+            draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
+            wide, num_entries, has_random_numbers, LAW,
+        )  # fmt: skip
+        read_blocks(
+            x, pointer, first, end, vocab_size, numbers, plane, chunks, log2_scale(t), greedy,
+            (greedy == 0) | (needs_law != 0), True, IS_EXACT,
+        )  # fmt: skip
