@@ -19,7 +19,7 @@ _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.flo
 #: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
 _FEWEST_BLOCKS = 64
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
-READER = {"num_warps": 4}
+READER = {"num_warps": 4, "maxnreg": 96}
 JUDGE = {"ATTEMPTS": 32, "num_warps": 4}
 #: Readers' programs: the most blocks of one, and how many there should be before one has several.
 BLOCKS_AT_ONCE, PROGRAMS = 8, 1024

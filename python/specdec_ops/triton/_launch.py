@@ -72,10 +72,21 @@ def launch_prepared(
     compiled = _prepared.get(key)
     with _on_device_of(beside):
         if compiled is None:
-            compiled = jitted[(num_programs,)](*args, *constants, **options, enable_fp_fusion=False)
+            known = _known_options(jitted, options)
+            compiled = jitted[(num_programs,)](*args, *constants, **known, enable_fp_fusion=False)
             # The interpreter has nothing to keep.
             if compiled is not None:
                 _prepared[key] = compiled
             return
         values = (value for name, value in options.items() if name not in _COMPILER_OPTIONS)
         compiled[(num_programs, 1, 1)](*args, *constants, *values)
+
+
+def _known_options(jitted: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are for compilers of other makers: AMD's knows no ``maxnreg``."""
+    if not isinstance(jitted, triton.JITFunction):
+        return options
+    target = triton.runtime.driver.active.get_current_target()
+    known = triton.compiler.make_backend(target).parse_options({})
+    foreign = [name for name in _COMPILER_OPTIONS if not hasattr(known, name)]
+    return {name: value for name, value in options.items() if name not in foreign}

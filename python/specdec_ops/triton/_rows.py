@@ -175,9 +175,9 @@ def quick_weights(x, reference, scale):
 
 @triton.jit
 def block_stats(x, chunks, scale, needs_sum, SUMS_CHUNKS: tl.constexpr):
-    """The largest logit of a block that is not NaN, and the quick sum of its weights.
+    """The largest logit of a block that is not NaN, and the quick sum of its weights, or 0.
 
-    The sum is NaN where the block holds a NaN or +inf. Sums of chunks go to `chunks`.
+    It is NaN where the block holds a NaN or +inf. Sums of chunks go to `chunks`.
     """
     # NaN if there is no other.
     largest = tl.max(x)
@@ -189,13 +189,12 @@ def block_stats(x, chunks, scale, needs_sum, SUMS_CHUNKS: tl.constexpr):
         if SUMS_CHUNKS:
             place = tl.arange(0, CHUNKS_PER_BLOCK)
             tl.store(chunks.to(tl.pointer_type(tl.float32)) + place, sums)
+    else:
+        # Without their signs, NaNs are the largest patterns of bits.
+        patterns = x.to(tl.uint32, bitcast=True) << 1
+        is_odd = (tl.max(patterns) > 0xFF000000) | (largest == float("inf"))
+        total = tl.where(is_odd, float("nan"), 0.0)
     return largest, total
-
-
-@triton.jit
-def holds_nan(x):
-    """Whether a block of float32 does: without their signs, NaNs are the largest patterns of bits."""
-    return tl.max(x.to(tl.uint32, bitcast=True) << 1) > 0xFF000000
 
 
 @triton.jit
@@ -222,17 +221,14 @@ def read_block(
     IS_WHOLE: tl.constexpr, SUMS_CHUNKS: tl.constexpr, IS_EXACT: tl.constexpr,
 ):  # fmt: skip
     """Stores the numbers of a block, each in a plane of its own; returns the best with it."""
-    x = x.to(tl.float32)
-    largest, total = block_stats(x, chunks, scale, needs_sum, SUMS_CHUNKS)
+    largest, total = block_stats(x.to(tl.float32), chunks, scale, needs_sum, SUMS_CHUNKS)
     index = tl.full([], 0, tl.int32)
     if IS_EXACT:  # noqa: SIM102
         if needs_sum:
             total = defined_sum(pointer, size, tl.where(largest > float("-inf"), largest, 0.0), scale)
-    if finds_index:
-        total = tl.where(holds_nan(x) | (largest == float("inf")), float("nan"), total)
-        # Where an earlier block has as large a logit, nobody asks.
-        if largest > best:
-            index = index_of(pointer, size, largest, IS_WHOLE)
+    # Where an earlier block has as large a logit, nobody asks.
+    if finds_index & (largest > best):
+        index = index_of(pointer, size, largest, IS_WHOLE)
     tl.store(numbers, largest)
     tl.store(numbers + plane, total)
     tl.store(numbers + 2 * plane, index.to(tl.float32))
