@@ -77,6 +77,7 @@ TRITON_TESTS = (
     "test_prepare_positions_and_seq_lens",
     "test_row_statistics",
     "test_sample_recovered_probs",
+    "test_token_logprobs",
     "test_update_num_computed_tokens",
     "test_update_request_state",
     "test_verify_argmax",

@@ -12,6 +12,7 @@ import pytest
 import random_chains
 import specdec_ops
 import test_row_statistics
+import test_token_logprobs
 import torch
 from implementations import served_by
 from random_chains import EXTRAS
@@ -31,7 +32,7 @@ def ops() -> Any:
     pytest.importorskip("triton")
     from specdec_ops.triton import load
 
-    names = ("verify_chain", "sample", "sample_recovered", "row_statistics")
+    names = ("verify_chain", "sample", "sample_recovered", "row_statistics", "token_logprobs")
     return types.SimpleNamespace(**{n: served_by(getattr(specdec_ops, n), load(n)) for n in names})
 
 
@@ -174,6 +175,26 @@ def test_row_statistics_are_those_of_the_cuda_kernels(ops: Any, part: int) -> No
     for seed in range(part * 50, part * 50 + 50):
         there = moved(in_few_dtypes(test_row_statistics.random_arguments(seed)))
         check_rows(ops.row_statistics(**there), specdec_ops.row_statistics(**there), seed)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_token_logprobs_are_those_of_the_cuda_kernels(ops: Any, part: int) -> None:
+    for seed in range(part * 50, part * 50 + 50):
+        there = moved(in_few_dtypes(test_token_logprobs.random_arguments(seed)))
+        check_rows(ops.token_logprobs(**there), specdec_ops.token_logprobs(**there), seed)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("top_n", [0, 1, 20, 64])
+def test_token_logprobs_of_rows_of_real_size(ops: Any, batch: int, top_n: int) -> None:
+    chain = large_chain(batch)
+    there = {
+        "logits": chain["target_logits"],
+        "token_ids": specdec_ops.verify_chain(**chain).token_ids,
+        "cu_num_draft_tokens": chain["cu_num_draft_tokens"],
+        "top_n": top_n,
+    }
+    check_rows(ops.token_logprobs(**there), specdec_ops.token_logprobs(**there), batch)
 
 
 @pytest.mark.parametrize("batch", [1, 64])

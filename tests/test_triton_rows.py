@@ -74,3 +74,48 @@ class TestRowStatistics:
         rows = {"logits": torch.tensor([[2.0, 1.0, 0.0, 9.0]]), "draft_logits": torch.full((1, 4), NAN)}
         options = {"draft_temperature": torch.zeros(1), "vocab_size": 3}
         check(triton.row_statistics(**rows, **options), specdec_ops.row_statistics(**rows, **options))
+
+
+class TestTokenLogprobs:
+    def rows(self, num_rows: int, vocab_size: int) -> torch.Tensor:
+        """With many ties."""
+        rows = 3 * torch.randn(num_rows, vocab_size, generator=inputs.generator(2))
+        return rows.mul(2).round().div(2).clamp(max=7.0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_rows_that_are_not_aligned(self, triton: Implementation, dtype: torch.dtype) -> None:
+        arguments: dict[str, Any] = {
+            "logits": inputs.strided(self.rows(2, 4_300).to(dtype), 3, 1, NAN),
+            "token_ids": torch.tensor([[7, 4_299], [-9, -9]]).t()[:, 0],
+            "temperature": torch.tensor([0.7, 0.0]),
+        }
+        for top_n in (1, 64):
+            check(
+                triton.token_logprobs(**arguments, top_n=top_n),
+                specdec_ops.token_logprobs(**arguments, top_n=top_n),
+            )
+
+    def test_a_list_of_a_row_with_more_blocks_than_it_may_have_ids(self, triton: Implementation) -> None:
+        logits = torch.full((1, 64 * 4_096 + 100), -INF, dtype=torch.bfloat16)
+        logits[0, [63 * 4_096, 64 * 4_096 + 70]] = torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
+        # A block of nothing but NaN comes last.
+        logits[0, :4_096] = NAN
+        out = triton.token_logprobs(logits, torch.tensor([9]), top_n=3)
+        assert out.token_ids.tolist() == [[9, 64 * 4_096 + 70, 63 * 4_096, 4_096]]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_digits_of_each_dtype(self, triton: Implementation, dtype: torch.dtype) -> None:
+        """Neighbours of either sign, and zeros."""
+        values = torch.tensor([1.0, -1.0, 1e-4, -1e-4, 60_000.0, -60_000.0], dtype=dtype)
+        inf = torch.tensor(INF, dtype=dtype)
+        values = torch.cat([values, values.nextafter(inf), values.nextafter(-inf), 0 * values])[None]
+        for logits in (values, values.flip(1)):
+            out = triton.token_logprobs(logits, torch.tensor([0]), top_n=24)
+            assert out.token_ids[0, 1:].equal(logits[0].argsort(descending=True, stable=True))
+
+    def test_totals_that_nobody_checked_stay_inside_the_tensors(self, triton: Implementation) -> None:
+        """Clamped to drafts 0 to 3, 3 to 3 and 0 to 1, which are more tokens than there are rows."""
+        ids, cu = torch.arange(15).reshape(3, 5), torch.tensor([99, 0, 1])
+        out = triton.token_logprobs(self.rows(6, 20), ids, cu_num_draft_tokens=cu)
+        assert out.cu_num_tokens.tolist() == [0, 4, 5, 6]
+        assert out.token_ids[:, 0].tolist() == [0, 1, 2, 3, 5, 10]

@@ -15,8 +15,6 @@ from specdec_ops.triton._chain import (
     NON_FINITE_TARGET,
     OK,
     UNUSABLE_DRAFT_LAW,
-    laws_of,
-    load_stats_of_rows,
     log2_prob,
 )
 from specdec_ops.triton._chain_arguments import ChainChecks, View, view
@@ -24,7 +22,6 @@ from specdec_ops.triton._launch import kernel, launch_prepared
 from specdec_ops.triton._numerics import (
     LARGEST_LOGSUMEXP,
     LN2,
-    LOG2E,
     exp2_f64,
     flush,
     is_greedy,
@@ -36,6 +33,7 @@ from specdec_ops.triton._numerics import (
 from specdec_ops.triton._row_blocks import (
     ROW_DTYPES,
     is_aligned,
+    law_of_row,
     load_lanes,
     places_of_blocks,
     row_blocks,
@@ -230,20 +228,6 @@ def _read_blocks(
 
 
 @triton.jit
-def _law(stats, plane, number, num_blocks, scale, NUM_BLOCKS: tl.constexpr):
-    """Of a row: largest logit, reference, log2 of the total that refers to it, and logsumexp."""
-    one = tl.zeros([1], tl.int64) + number
-    maxima, sums = load_stats_of_rows(stats, one, one >= 0, num_blocks, NUM_BLOCKS, plane)
-    largest, _, log2_total, logsumexp = laws_of(maxima, sums, scale)
-    largest, log2_total = tl.sum(largest, axis=0), tl.sum(log2_total, axis=0)
-    logsumexp = tl.sum(logsumexp, axis=0)
-    # A law is put together from its logsumexp.
-    precise = tl.abs(logsumexp) < LARGEST_LOGSUMEXP
-    reference = tl.where(precise, 0.0, largest)
-    return largest, reference, tl.where(precise, logsumexp * LOG2E, log2_total), logsumexp
-
-
-@triton.jit
 def _overlap_of_block(
     pointer, drafts, size, largest, scale, factor, draft_largest, draft_scale, draft_factor,
     MASKED: tl.constexpr,
@@ -279,8 +263,8 @@ def _compare_blocks(
     draft_t = _temperature(draft_temperature, draft_temperature_stride, row)
     if (target_row >= 0) & (is_greedy(t) == 0) & (is_greedy(draft_t) == 0):
         scale, draft_scale = log2_scale(t), log2_scale(draft_t)
-        _, reference, log2_total, logsumexp = _law(stats, plane, row, num_blocks, scale, NUM_BLOCKS)
-        _, _, draft_log2_total, draft_logsumexp = _law(
+        _, reference, log2_total, logsumexp = law_of_row(stats, plane, row, num_blocks, scale, NUM_BLOCKS)
+        _, _, draft_log2_total, draft_logsumexp = law_of_row(
             stats, plane, num_rows + row, num_blocks, draft_scale, NUM_BLOCKS
         )
         is_summed = (tl.abs(logsumexp) < float("inf")) & (tl.abs(draft_logsumexp) < LARGEST_LOGSUMEXP)
@@ -341,7 +325,9 @@ def _write_rows(
         t = _temperature(temperature, temperature_stride, row)
         scale = _scale(t)
         wide_scale = scale.to(tl.float64)
-        largest, reference, log2_total, logsumexp = _law(stats, plane, row, num_blocks, scale, NUM_BLOCKS)
+        largest, reference, log2_total, logsumexp = law_of_row(
+            stats, plane, row, num_blocks, scale, NUM_BLOCKS
+        )
         if logsumexp != logsumexp:
             status = tl.full([], NON_FINITE_TARGET, tl.int32)
         elif largest == float("-inf"):
@@ -370,7 +356,7 @@ def _write_rows(
         if (draft != 0) & (status == OK):
             draft_t = _temperature(draft_temperature, draft_temperature_stride, row)
             draft_scale = _scale(draft_t)
-            draft_largest, _, draft_log2_total, draft_logsumexp = _law(
+            draft_largest, _, draft_log2_total, draft_logsumexp = law_of_row(
                 stats, plane, num_rows + row, num_blocks, draft_scale, NUM_BLOCKS
             )
             of_target = row_pointer(target, target_row * target_stride, DTYPE, False)
