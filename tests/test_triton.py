@@ -15,6 +15,8 @@ import inputs
 import pytest
 import random_chains
 import specdec_ops
+import test_row_statistics
+import test_token_logprobs
 import torch
 from implementations import served_by
 from random_chains import EXTRAS
@@ -34,7 +36,7 @@ def ops() -> Any:
     pytest.importorskip("triton")
     from specdec_ops.triton import load
 
-    names = ("verify_chain", "sample", "sample_recovered")
+    names = ("verify_chain", "sample", "sample_recovered", "row_statistics", "token_logprobs")
     return types.SimpleNamespace(**{n: served_by(getattr(specdec_ops, n), load(n)) for n in names})
 
 
@@ -50,14 +52,31 @@ def differing(there: Any, here: Any, context: object) -> Tensor:
         assert a.device.type == DEVICE and a.dtype == b.dtype and a.shape == b.shape, name
         if bool(differs.any()):
             continue
-        if b.is_floating_point():
-            # Float32 outputs are rounded from float64.
-            bound = 1e-13 if b.dtype == torch.float64 else 2e-7
-            same = ((a - b).abs() <= bound * (1 + b.abs())) | (a == b) | (a.isnan() & b.isnan())
-        else:
-            same = a == b
-        assert bool(same.all()), f"{name} differs at {(~same).nonzero()[:4].tolist()} of {context}: {a}, {b}"
+        check_values(name, a, b, context)
     return differs
+
+
+def check_values(name: str, there: Tensor, here: Tensor, context: object) -> None:
+    """Equal integers, and floats that agree to the digits that sums in another order leave."""
+    if here.is_floating_point():
+        # Float32 outputs are rounded from float64.
+        bound = 1e-13 if here.dtype == torch.float64 else 2e-7
+        near = (there - here).abs() <= bound * (1 + here.abs())
+        same = near | (there == here) | (there.isnan() & here.isnan())
+    else:
+        same = there == here
+    where = (~same).nonzero()[:4].tolist()
+    assert bool(same.all()), f"{name} differs at {where} of {context}: {there}, {here}"
+
+
+def check_rows(there: Any, here: Any, context: object) -> None:
+    """All outputs of an op that draws nothing."""
+    for name, a, b in zip(here._fields, there, here, strict=True):
+        if b is None:
+            assert a is None, name
+            continue
+        assert a.device.type == DEVICE and a.dtype == b.dtype and a.shape == b.shape, name
+        check_values(name, a, b, context)
 
 
 def in_few_dtypes(arguments: inputs.Arguments) -> inputs.Arguments:
@@ -154,6 +173,46 @@ def test_batches_of_real_size(ops: Any, flags: dict[str, Any]) -> None:
                 count.add(differing(there, here, (batch, law)))
             del arguments, scaled
     count.check()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_row_statistics_are_those_of_the_cuda_kernels(ops: Any, part: int) -> None:
+    for seed in range(part * 50, part * 50 + 50):
+        there = moved(in_few_dtypes(test_row_statistics.random_arguments(seed)))
+        check_rows(ops.row_statistics(**there), specdec_ops.row_statistics(**there), seed)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_token_logprobs_are_those_of_the_cuda_kernels(ops: Any, part: int) -> None:
+    for seed in range(part * 50, part * 50 + 50):
+        there = moved(in_few_dtypes(test_token_logprobs.random_arguments(seed)))
+        check_rows(ops.token_logprobs(**there), specdec_ops.token_logprobs(**there), seed)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("top_n", [0, 1, 20, 64])
+def test_token_logprobs_of_rows_of_real_size(ops: Any, batch: int, top_n: int) -> None:
+    chain = large_chain(batch)
+    there = {
+        "logits": chain["target_logits"],
+        "token_ids": specdec_ops.verify_chain(**chain).token_ids,
+        "cu_num_draft_tokens": chain["cu_num_draft_tokens"],
+        "top_n": top_n,
+    }
+    check_rows(ops.token_logprobs(**there), specdec_ops.token_logprobs(**there), batch)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_row_statistics_of_rows_of_real_size(ops: Any, batch: int) -> None:
+    chain = large_chain(batch)
+    rows = torch.arange(chain["draft_logits"].shape[0], device=DEVICE)
+    for indices in (rows, rows.int().flip(0)):
+        there = {
+            "logits": chain["target_logits"],
+            "draft_logits": chain["draft_logits"],
+            "row_indices": indices,
+        }
+        check_rows(ops.row_statistics(**there), specdec_ops.row_statistics(**there), batch)
 
 
 def test_repeated_calls_give_the_same_bits(ops: Any) -> None:

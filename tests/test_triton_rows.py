@@ -1,0 +1,121 @@
+"""What Triton makes of rows, on small shapes: the native kernels' numbers, where no GPU is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import implementations
+import inputs
+import pytest
+import specdec_ops
+import torch
+from implementations import Implementation
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module")
+def triton() -> Implementation:
+    implementations.require_triton()
+    return Implementation(implementations.TRITON)
+
+
+def check(here: Any, there: Any) -> None:
+    """Equal integers; floats as near as weights are that the interpreter, which has no fma, rounds twice."""
+    for name, a, b in zip(there._fields, here, there, strict=True):
+        if b is None or not b.is_floating_point():
+            assert (a is None) == (b is None) and (b is None or torch.equal(a, b)), (name, a, b)
+            continue
+        torch.testing.assert_close(a, b, rtol=4e-7, atol=4e-7, equal_nan=True, msg=f"{name}: {a}, {b}")
+
+
+class TestRowStatistics:
+    def pair(self, num_rows: int, vocab_size: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = inputs.generator(1)
+        target = 3 * torch.randn(num_rows, vocab_size, generator=draw)
+        return target, target + noise * torch.randn(num_rows, vocab_size, generator=draw)
+
+    @pytest.mark.parametrize(("gap", "offset"), [(0, 0), (3, 1)], ids=["aligned", "not aligned"])
+    def test_pairs_of_different_dtypes(self, triton: Implementation, gap: int, offset: int) -> None:
+        target, draft = self.pair(3, 4_300, 1.0)
+        arguments: dict[str, Any] = {
+            "logits": inputs.strided(target.bfloat16(), gap, offset, NAN),
+            "temperature": torch.tensor([0.8, 0.0, 2.0]),
+            "draft_logits": inputs.strided(draft, offset, gap, NAN),
+            "draft_temperature": torch.stack([torch.tensor([1.1, 0.9, 1.3])] * 2, dim=1)[:, 0],
+        }
+        check(triton.row_statistics(**arguments), specdec_ops.row_statistics(**arguments))
+
+    def test_equal_rows(self, triton: Implementation) -> None:
+        target, _ = self.pair(2, 4_200, 0.0)
+        out = triton.row_statistics(target, draft_logits=target)
+        assert out.total_variation.tolist() == [0.0, 0.0]
+        assert bool(((out.accept_prob > 1 - 1e-6) & (out.accept_prob <= 1)).all())
+
+    def test_indices_that_nobody_checked_are_no_rows(self, triton: Implementation) -> None:
+        target, draft = self.pair(3, 40, 1.0)
+        out = triton.row_statistics(target, draft_logits=draft, row_indices=torch.tensor([2, 3, -(2**40)]))
+        same = specdec_ops.row_statistics(target, draft_logits=draft, row_indices=torch.tensor([2, -1, -1]))
+        check(out, same)
+
+    def test_logsumexp_is_that_of_sample(self, triton: Implementation) -> None:
+        target, _ = self.pair(2, 4_100, 0.0)
+        t = torch.tensor([0.7, 0.0])
+        sampled = triton.sample(target, temperature=t, seeds=1, positions=torch.arange(2))
+        assert torch.equal(triton.row_statistics(target, temperature=t).logsumexp, sampled.logsumexp)
+
+    def test_a_tie_of_two_blocks(self, triton: Implementation) -> None:
+        target = torch.zeros(1, 4_200)
+        target[0, 17], target[0, 4_150] = 2.0, 2.0
+        assert triton.row_statistics(target).margin.tolist() == [0.0]
+
+    def test_a_greedy_draft_of_a_row_of_nan_is_the_first_id(self, triton: Implementation) -> None:
+        """What pads the row is no id."""
+        rows = {"logits": torch.tensor([[2.0, 1.0, 0.0, 9.0]]), "draft_logits": torch.full((1, 4), NAN)}
+        options = {"draft_temperature": torch.zeros(1), "vocab_size": 3}
+        check(triton.row_statistics(**rows, **options), specdec_ops.row_statistics(**rows, **options))
+
+
+class TestTokenLogprobs:
+    def rows(self, num_rows: int, vocab_size: int) -> torch.Tensor:
+        """With many ties."""
+        rows = 3 * torch.randn(num_rows, vocab_size, generator=inputs.generator(2))
+        return rows.mul(2).round().div(2).clamp(max=7.0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_rows_that_are_not_aligned(self, triton: Implementation, dtype: torch.dtype) -> None:
+        arguments: dict[str, Any] = {
+            "logits": inputs.strided(self.rows(2, 4_300).to(dtype), 3, 1, NAN),
+            "token_ids": torch.tensor([[7, 4_299], [-9, -9]]).t()[:, 0],
+            "temperature": torch.tensor([0.7, 0.0]),
+        }
+        for top_n in (1, 64):
+            check(
+                triton.token_logprobs(**arguments, top_n=top_n),
+                specdec_ops.token_logprobs(**arguments, top_n=top_n),
+            )
+
+    def test_a_list_of_a_row_with_more_blocks_than_it_may_have_ids(self, triton: Implementation) -> None:
+        logits = torch.full((1, 64 * 4_096 + 100), -INF, dtype=torch.bfloat16)
+        logits[0, [63 * 4_096, 64 * 4_096 + 70]] = torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
+        # A block of nothing but NaN comes last.
+        logits[0, :4_096] = NAN
+        out = triton.token_logprobs(logits, torch.tensor([9]), top_n=3)
+        assert out.token_ids.tolist() == [[9, 64 * 4_096 + 70, 63 * 4_096, 4_096]]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_digits_of_each_dtype(self, triton: Implementation, dtype: torch.dtype) -> None:
+        """Neighbours of either sign, and zeros."""
+        values = torch.tensor([1.0, -1.0, 1e-4, -1e-4, 60_000.0, -60_000.0], dtype=dtype)
+        inf = torch.tensor(INF, dtype=dtype)
+        values = torch.cat([values, values.nextafter(inf), values.nextafter(-inf), 0 * values])[None]
+        for logits in (values, values.flip(1)):
+            out = triton.token_logprobs(logits, torch.tensor([0]), top_n=24)
+            assert out.token_ids[0, 1:].equal(logits[0].argsort(descending=True, stable=True))
+
+    def test_totals_that_nobody_checked_stay_inside_the_tensors(self, triton: Implementation) -> None:
+        """Clamped to drafts 0 to 3, 3 to 3 and 0 to 1, which are more tokens than there are rows."""
+        ids, cu = torch.arange(15).reshape(3, 5), torch.tensor([99, 0, 1])
+        out = triton.token_logprobs(self.rows(6, 20), ids, cu_num_draft_tokens=cu)
+        assert out.cu_num_tokens.tolist() == [0, 4, 5, 6]
+        assert out.token_ids[:, 0].tolist() == [0, 1, 2, 3, 5, 10]
