@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filtering
+import numpy as np
 import specdec_ops
 import torch
 from specdec_ops._library import REFERENCES
@@ -88,8 +90,27 @@ def served_by(function: Op, op: Op) -> Op:
 
 
 @functools.cache
+def _fuse_in_the_interpreter() -> None:
+    """Has Triton's interpreter round an fma of float32 once, as processors do."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    in_two_steps = builder.create_fma
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.data.dtype != np.float32:
+            return in_two_steps(self, x, y, z)
+        with np.errstate(all="ignore"):
+            return interpreter.TensorHandle(filtering.fma32(x.data, y.data, z.data), z.dtype.scalar)
+
+    builder.create_fma = create_fma
+
+
+@functools.cache
 def _in_triton(function: Op) -> Op:
     """A public function that calls Triton, whatever native kernels there are."""
+    if not torch.cuda.is_available():
+        _fuse_in_the_interpreter()
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx94
 #: Requests of warm-up, and others that must compile nothing.
 MAX_REQUESTS, OTHER_BATCHES = 16, (3, 15, 17)
 VOCAB_SIZE, NUM_SLOTS = 5000, 3
-RULES = ("token",)
+RULES = ("token", "filters")
 #: Their kernels take minutes: they are compiled where they are named.
 SLOW = ("verify_chain", "sample", "sample_recovered")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specdec_ops.triton._filters import cut, load_threshold
 from specdec_ops.triton._launch import kernel
 from specdec_ops.triton._numerics import (
     LARGEST_LOGSUMEXP,
@@ -141,10 +142,13 @@ def choose(weights, prefix, draw, SIZE: tl.constexpr):
 
 
 @triton.jit
-def weights_of_chunk(pointer, ids, size, reference, scale, excluded):
+def weights_of_chunk(
+    pointer, ids, size, reference, scale, excluded, threshold, FILTERED: tl.constexpr
+):  # fmt: skip
     """Weights of chunks, [draws, ids], from the ids on with which they begin."""
     ids = ids[:, None] + tl.arange(0, CHUNK_SIZE)[None, :]
     x = tl.load(pointer + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
+    x = cut(x, threshold, FILTERED)
     return tl.where(ids == excluded, 0.0, quick_weights(x, reference[:, None], scale))
 
 
@@ -160,14 +164,16 @@ def sums_of_chunks(stats, plane, row_place, blocks, excluded, rest):
 
 @triton.jit
 def pick_by_chunks(
-    pointer, stats, plane, row_place, blocks, size, reference, scale, chunk_number, id_number, excluded, rest
+    pointer, stats, plane, row_place, blocks, size, reference, scale, chunk_number, id_number, excluded, rest,
+    threshold, FILTERED: tl.constexpr,
 ):  # fmt: skip
     """Ids in blocks that numbers choose, by the readers' sums of chunks; never the excluded one."""
     sums = sums_of_chunks(stats, plane, row_place, blocks, excluded, rest)
     total = tl.sum(sums, axis=1)
     chunk, remainder, _ = choose(sums, tl.cumsum(sums, axis=1), chunk_number * total, CHUNKS_PER_BLOCK)
     begin = blocks * BLOCK_SIZE + chunk * CHUNK_SIZE
-    weights = weights_of_chunk(pointer, begin, size, reference, scale, excluded).to(tl.float64)
+    weights = weights_of_chunk(pointer, begin, size, reference, scale, excluded, threshold, FILTERED)
+    weights = weights.to(tl.float64)
     number = tl.where(id_number >= 0, id_number, remainder)
     place, _ = choose_place(weights, tl.cumsum(weights, axis=1), number * tl.sum(weights, axis=1), CHUNK_SIZE)
     # Where counts contradict each other, sums are of other requests, and may lead beyond the end.
@@ -189,8 +195,8 @@ def pick_in_blocks(weights, chunk_number, id_number):
 
 
 @triton.jit
-def load_blocks(pointer, blocks, size, other: tl.constexpr):
-    """Blocks of a row, [blocks, chunks, ids] in float32; `other` from the end of the row on."""
+def load_blocks(pointer, blocks, size, other: tl.constexpr, threshold, FILTERED: tl.constexpr):
+    """Blocks of a row, [blocks, chunks, ids] in float32, cut; `other` from the end of the row on."""
     chunk = tl.arange(0, CHUNKS_PER_BLOCK)[None, :, None]
     place = tl.arange(0, CHUNK_SIZE)[None, None, :]
     ids = blocks[:, None, None] * BLOCK_SIZE + chunk * CHUNK_SIZE + place
@@ -198,7 +204,7 @@ def load_blocks(pointer, blocks, size, other: tl.constexpr):
         x = tl.load(pointer + ids)
     else:
         x = tl.load(pointer + ids, mask=ids < size, other=other)
-    return x.to(tl.float32)
+    return cut(x.to(tl.float32), threshold, FILTERED)
 
 
 @triton.jit
@@ -295,8 +301,11 @@ def judge_requests(
     token_ids: tl.int64, ids_are_wide: tl.int32, width: tl.int32,
     num_accepted: tl.int64, status_out: tl.int64, lse_out: tl.int64, logprobs_out: tl.int64,
     accept_probs_out: tl.int64,
+    thresholds: tl.int64, draft_thresholds: tl.int64, draft_thresholds_stride: tl.int64,
+    draft_thresholds_entry_stride: tl.int64, draft_thresholds_slot_stride: tl.int64,
     DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, NUMBERS: tl.constexpr,
-    ALIGNED: tl.constexpr, NUM_BLOCKS: tl.constexpr, WAVE: tl.constexpr, ATTEMPTS: tl.constexpr,
+    ALIGNED: tl.constexpr, NUM_BLOCKS: tl.constexpr, WAVE: tl.constexpr, FILTERED: tl.constexpr,
+    ATTEMPTS: tl.constexpr,
 ):  # fmt: skip
     """Judges the drafts of a request, a wave of slots at a time, and draws the token that follows."""
     r = tl.program_id(0).to(tl.int64)
@@ -345,6 +354,8 @@ def judge_requests(
         x_inside = tl.where(valid, x, 0)
         logits = row_pointer(target, rows * target_stride + x_inside, DTYPE, False)
         logits = tl.load(logits, mask=valid & present, other=0.0).to(tl.float32)
+        if FILTERED:
+            logits = cut(logits, load_threshold(thresholds, 4 * rows, present), True)
 
         maxima, sums = load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS, plane)
         largest, non_finite, log2_total, logsumexp = laws_of(maxima, sums, scale)
@@ -406,6 +417,12 @@ def judge_requests(
                 )
                 y = row_pointer(draft, draft_row + x_inside, DRAFT_DTYPE, False)
                 y = tl.load(y, mask=valid & has_law, other=0.0).to(tl.float32)
+                if FILTERED:
+                    of_drafts = (
+                        first_draft * draft_thresholds_stride + entry * draft_thresholds_entry_stride
+                        + slots * draft_thresholds_slot_stride
+                    )  # fmt: skip
+                    y = cut(y, load_threshold(draft_thresholds, of_drafts, is_draft), True)
                 if LAW == LOGITS:
                     draft_lse = load_real(
                         lse, first_draft * lse_stride + entry * lse_entry_stride + slots * lse_slot_stride,
@@ -478,6 +495,15 @@ def judge_requests(
     row_of_target = row * target_stride
     of_drafts = first_draft * draft_stride + entry * draft_entry_stride + begin * draft_slot_stride
     row_stats = stats.to(tl.pointer_type(tl.float32)) + row * num_blocks
+    threshold = zero
+    draft_threshold = zero
+    if FILTERED:
+        threshold = load_threshold(thresholds, 4 * row, ends)
+        of_draft = (
+            first_draft * draft_thresholds_stride + entry * draft_thresholds_entry_stride
+            + begin * draft_thresholds_slot_stride
+        )  # fmt: skip
+        draft_threshold = load_threshold(draft_thresholds, of_draft, begin < count)
     token = begin * 0 - 1
     if ends & (row_status_end != 0):
         # The lowest id with the largest logit that is not NaN.
@@ -488,7 +514,10 @@ def judge_requests(
             while (found < 0) & (block < num_blocks):
                 if tl.load(row_stats + block) == largest_end:
                     pointer = row_pointer(target, row_of_target, DTYPE, ALIGNED)
-                    values = load_blocks(pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("nan"))
+                    values = load_blocks(
+                        pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("nan"), threshold,
+                        FILTERED,
+                    )  # fmt: skip
                     place = tl.where(values == largest_end, places_of_block(), BLOCK_SIZE)
                     first = tl.min(tl.reshape(place, [BLOCK_SIZE]), axis=0)
                     if first < BLOCK_SIZE:
@@ -537,10 +566,11 @@ def judge_requests(
                         ids = pick_by_chunks(
                             pointer, stats, plane, row * num_blocks, chosen, vocab_size,
                             tl.load(row_stats + chosen), scale, chunk_number, id_number, excluded, rest,
+                            threshold, FILTERED,
                         )  # fmt: skip
                         value = tl.load(pointer + ids).to(tl.float32)
                         p = exp2_f64(log2_prob(value, reference_end, scale, log2_total_end))
-                        value = tl.load(drafts + ids).to(tl.float32)
+                        value = cut(tl.load(drafts + ids).to(tl.float32), draft_threshold, FILTERED)
                         if LAW == LOGITS:
                             q = exp2_f64(log2_prob(value, zero, draft_scale, draft_log2_total_end))
                         else:
@@ -558,11 +588,14 @@ def judge_requests(
                     # A pass over both rows makes the residual.
                     for block in range(num_blocks):
                         one = tl.zeros([1], tl.int32) + block
-                        values = load_blocks(pointer, one, vocab_size, float("-inf"))
+                        values = load_blocks(pointer, one, vocab_size, float("-inf"), threshold, FILTERED)
                         weights = probs_of_block(
                             values, tl.load(row_stats + block), reference_end, scale, log2_total_end
                         )  # fmt: skip
-                        values = load_blocks(drafts, one, vocab_size, 0.0 if LAW == PROBS else float("-inf"))
+                        values = load_blocks(
+                            drafts, one, vocab_size, 0.0 if LAW == PROBS else float("-inf"), draft_threshold,
+                            FILTERED,
+                        )  # fmt: skip
                         probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
                         mass = mass_of_block(subtract(weights, probs)).to(tl.float64)
                         of_blocks = tl.where(blocks == block, mass, of_blocks)
@@ -582,8 +615,9 @@ def judge_requests(
             max_of_x = tl.load(row_stats + block_of_x)
             chunk = x_end // CHUNK_SIZE * CHUNK_SIZE + tl.zeros([1], tl.int64)
             left = weights_of_chunk(
-                pointer, chunk, vocab_size, max_of_x + tl.zeros([1], tl.float32), scale, x_end
-            )
+                pointer, chunk, vocab_size, max_of_x + tl.zeros([1], tl.float32), scale, x_end, threshold,
+                FILTERED,
+            )  # fmt: skip
             rest = flush(tl.sum(tl.sum(left, axis=1), axis=0))
             chunks = sums_of_chunks(
                 stats, plane, row * num_blocks, block_of_x + tl.zeros([1], tl.int32), excluded, rest
@@ -607,8 +641,9 @@ def judge_requests(
                 for block in range(num_blocks):
                     if at(touched.to(tl.int32), blocks, block) != 0:
                         values = load_blocks(
-                            pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("-inf")
-                        )
+                            pointer, tl.zeros([1], tl.int32) + block, vocab_size, float("-inf"), threshold,
+                            FILTERED,
+                        )  # fmt: skip
                         weights = probs_of_block(
                             values, tl.load(row_stats + block), reference_end, scale, log2_total_end
                         )  # fmt: skip
@@ -651,11 +686,12 @@ def judge_requests(
             if is_touched == 0:
                 ids = pick_by_chunks(
                     pointer, stats, plane, row * num_blocks, chosen, vocab_size,
-                    tl.load(row_stats + chosen), scale, chunk_number, id_number, excluded, rest,
+                    tl.load(row_stats + chosen), scale, chunk_number, id_number, excluded, rest, threshold,
+                    FILTERED,
                 )  # fmt: skip
                 token = tl.max(ids, axis=0).to(tl.int64)
             elif LAW != ONE_HOT:
-                values = load_blocks(pointer, chosen, vocab_size, float("-inf"))
+                values = load_blocks(pointer, chosen, vocab_size, float("-inf"), threshold, FILTERED)
                 factor = exp2_f64(log2_prob(block_max, reference_end, scale, log2_total_end)).to(tl.float32)
                 weights = weights_of(values, block_max, scale, factor)
                 if LAW == SUPPORT:
@@ -664,7 +700,10 @@ def judge_requests(
                         support_logprob_stride, support_size, vocab_size, wide,
                     )  # fmt: skip
                 else:
-                    values = load_blocks(drafts, chosen, vocab_size, 0.0 if LAW == PROBS else float("-inf"))
+                    values = load_blocks(
+                        drafts, chosen, vocab_size, 0.0 if LAW == PROBS else float("-inf"), draft_threshold,
+                        FILTERED,
+                    )  # fmt: skip
                     probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
                     weights = subtract(weights, probs)
                 place = pick_in_blocks(weights, chunk_number, id_number)
@@ -683,7 +722,7 @@ def judge_requests(
         tl.store(num_accepted.to(tl.pointer_type(tl.int32)) + r, begin.to(tl.int32))
     if logprobs_out != 0:
         value = row_pointer(target, row_of_target + token, DTYPE, False)
-        value = tl.load(value, mask=has_logprob, other=0.0).to(tl.float32)
+        value = cut(tl.load(value, mask=has_logprob, other=0.0).to(tl.float32), threshold, FILTERED)
         logprob = log2_prob(value, reference_end, scale, log2_total_end) * LN2
         logprob = tl.where(has_logprob, logprob, float("nan"))
         tl.store(logprobs_out.to(tl.pointer_type(tl.float32)) + r * width + begin, logprob.to(tl.float32))

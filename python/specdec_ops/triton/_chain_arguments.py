@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import MissingKernelError, _chain, _rows
+from specdec_ops.triton import MissingKernelError, _chain, _filters, _rows
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
 
@@ -40,10 +39,6 @@ class ChainChecks(Checks):
     def has_kernel_for(self, condition: bool, argument: str) -> None:
         if not condition:
             raise MissingKernelError(f"{self.op}: there is no Triton kernel for {argument}")
-
-    def have_no_filters(self, filters: Mapping[str, Tensor | None]) -> None:
-        for name, value in filters.items():
-            self.has_kernel_for(value is None, name)
 
     def dtype(self, tensor: Tensor, name: str, allowed: tuple[torch.dtype, ...], expected: str) -> None:
         if tensor.device != self._device:
@@ -128,6 +123,7 @@ class Chain:
     views: dict[str, View] = field(default_factory=dict)
     draft_views: dict[str, DraftView] = field(default_factory=dict)
     element_strides: tuple[int, int] = (0, 0)
+    filters: _filters.Filters | None = None
 
     def add(self, name: str, tensor: Tensor, wide: int = 0) -> None:
         self.views[name] = view(tensor)
@@ -164,6 +160,16 @@ class Chain:
             f"max_num_draft_tokens = {entries.num_slots}, got {shape_of(tensor)}",
         )
         return True
+
+    def draft_numbers(self, tensor: Tensor, name: str, entries: Entries) -> DraftView:
+        """A number for each draft."""
+        in_entries = self._lies_in_entries(tensor, name, 0, "[max_requests, k]", entries)
+        if not in_entries:
+            self.checks.vector(tensor, name, "[num_drafts]", entries.num_drafts)
+        return _draft_view(tensor, in_entries, tensor.element_size())
+
+    def set_filters(self, arguments: _filters.FilterArguments, entries: Entries) -> None:
+        self.filters = _filters.filters_of(self, arguments, entries)
 
     def set_draft_law(
         self,
@@ -209,10 +215,7 @@ class Chain:
             self.draft_is_aligned = (of_rows.address | strides * rows.element_size()) % 16 == 0
         if logsumexp is not None:
             checks.real(logsumexp, "draft_logsumexp")
-            in_entries = self._lies_in_entries(logsumexp, "draft_logsumexp", 0, "[max_requests, k]", entries)
-            if not in_entries:
-                checks.vector(logsumexp, "draft_logsumexp", "[num_drafts]", num_drafts)
-            self.draft_views["lse"] = _draft_view(logsumexp, in_entries, logsumexp.element_size())
+            self.draft_views["lse"] = self.draft_numbers(logsumexp, "draft_logsumexp", entries)
             if logsumexp.dtype == torch.float64:
                 self.wide |= _rows.WIDE_LOGSUMEXP.value
         if support_ids is not None and support_logprobs is not None:
@@ -315,7 +318,17 @@ class Chain:
         draft = self.draft_views.get("draft", _NO_DRAFTS)
         rows = (target.data_ptr(), target.stride(0), *draft)
         own = (self.vocab_size, row_blocks, num_target_rows)
-        if num_target_rows > 0:
+        filters = self.filters
+        thresholds: tuple[int, ...] = (0, 0, 0, 0, 0)
+        if filters is not None:
+            law = (int(reads_drafts), int(wants_law), int(is_exact), stats.data_ptr(), plane)
+            slots = self.most_drafts + int(self.has_bonus_rows)
+            filters.read_rows(
+                target, (*request, self.wide, self.batch, *shape), rows, own, law,
+                (dtype, draft_dtype, self.law, aligned), self.batch * slots,
+            )  # fmt: skip
+            thresholds = (filters.thresholds, *filters.draft_thresholds)
+        elif num_target_rows > 0:
             blocks_at_once = min(BLOCKS_AT_ONCE, max(1, num_rows * row_blocks // PROGRAMS))
             launch_prepared(
                 _rows.read_rows, num_rows * num_blocks(row_blocks, blocks_at_once), target,
@@ -339,6 +352,8 @@ class Chain:
              self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
-               for out in (num_accepted, status, logsumexp, logprobs, accept_probs))),
-            (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave), JUDGE,
+               for out in (num_accepted, status, logsumexp, logprobs, accept_probs)), *thresholds),
+            (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave,
+             filters is not None),
+            JUDGE,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec_ops.triton import _rows
 from specdec_ops.triton._chain_arguments import Chain, ChainChecks, View
 from specdec_ops.triton._checks import name_of, shape_of
+from specdec_ops.triton._filters import FilterArguments
 
 
 def sample(
@@ -36,12 +37,12 @@ def sample(
     batch = logits.shape[0]
     checks.rows(logits, "logits", "[batch, width]", batch)
     size = checks.vocab_size(vocab_size, logits, "logits")
-    checks.have_no_filters({"top_k": top_k, "top_p": top_p, "min_p": min_p})
     checks.has_kernel_for(law_size is None, "law_size")
     checks.has_kernel_for(sampler == "inverse_cdf", f"sampler {sampler!r}")
     chain = Chain(checks, batch, 0, logits, size, num_entries=batch, most_drafts=0)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]")
     chain.set_temperature(temperature, entries)
+    chain.set_filters(FilterArguments((top_k, top_p, min_p), is_joint=joint_filters), entries)
     chain.set_seeds(seeds, positions, "[batch]", entries)
     require(seeds is None or uniforms is None, "seeds and uniforms must be at most one, got both")
     if uniforms is not None:
@@ -70,6 +71,10 @@ def sample(
     logprobs = logits.new_empty(batch, dtype=torch.float32)
     logsumexp = logits.new_empty(batch, dtype=torch.float64)
     status = logits.new_empty(batch, dtype=torch.int32)
-    thresholds = logits.new_full((batch,), float("-inf"), dtype=torch.float32)
+    if chain.filters is None:
+        thresholds = logits.new_full((batch,), float("-inf"), dtype=torch.float32)
+    else:
+        thresholds = logits.new_empty(batch, dtype=torch.float32)
+        chain.filters.thresholds = thresholds.data_ptr()
     chain.run(token_ids, status, logsumexp=logsumexp, logprobs=logprobs)
     return token_ids, logprobs, logsumexp, status, thresholds, []

@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec_ops.triton import _chain, _rows
 from specdec_ops.triton._chain_arguments import Chain, ChainChecks
 from specdec_ops.triton._checks import shape_of
+from specdec_ops.triton._filters import FilterArguments
 
 
 def sample_recovered(
@@ -44,10 +45,6 @@ def sample_recovered(
     batch = draft_token_ids.shape[0]
     checks.rows(target_logits, "target_logits", "[num_drafts, width]", batch)
     size = checks.vocab_size(vocab_size, target_logits, "target_logits")
-    checks.have_no_filters({
-        "top_k": top_k, "top_p": top_p, "min_p": min_p, "draft_top_k": draft_top_k,
-        "draft_top_p": draft_top_p, "draft_min_p": draft_min_p, "draft_thresholds": draft_thresholds,
-    })  # fmt: skip
     chain = Chain(
         checks, batch, batch, target_logits, size,
         num_entries=batch, most_drafts=1, has_bonus_rows=False, rule=_chain.REJECT_ALL.value,
@@ -59,6 +56,12 @@ def sample_recovered(
         draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
         draft_temperature, has_draft_law, entries,
     )  # fmt: skip
+    chain.set_filters(
+        FilterArguments(
+            (top_k, top_p, min_p), (draft_top_k, draft_top_p, draft_min_p), draft_thresholds, joint_filters
+        ),
+        entries,
+    )
     chain.set_seeds(seeds, positions, "[num_drafts]", entries)
     checks.require(seeds is None or uniforms is None, "seeds and uniforms must be at most one, got both")
     if uniforms is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec_ops.triton import _chain, _rows
 from specdec_ops.triton._chain_arguments import Chain, ChainChecks
 from specdec_ops.triton._checks import shape_of
+from specdec_ops.triton._filters import FilterArguments
 
 
 def verify_chain(
@@ -90,10 +91,6 @@ def verify_chain(
         "accept_rates and fly_window_size must be at most one, got both",
     )
     checks.has_kernel_for(fly_window_size is None, "fly_window_size")
-    checks.have_no_filters({
-        "top_k": top_k, "top_p": top_p, "min_p": min_p, "draft_top_k": draft_top_k,
-        "draft_top_p": draft_top_p, "draft_min_p": draft_min_p, "draft_thresholds": draft_thresholds,
-    })  # fmt: skip
 
     width = max_num_draft_tokens + 1
     chain = Chain(
@@ -123,6 +120,12 @@ def verify_chain(
         draft_logits, draft_probs, draft_logsumexp, draft_support_ids, draft_support_logprobs,
         draft_temperature, has_draft_law, entries,
     )  # fmt: skip
+    chain.set_filters(
+        FilterArguments(
+            (top_k, top_p, min_p), (draft_top_k, draft_top_p, draft_min_p), draft_thresholds, joint_filters
+        ),
+        entries,
+    )
     chain.set_seeds(seeds, positions, "[batch]", entries)
     require(
         (accept_uniforms is None) == (recovered_uniforms is None),
