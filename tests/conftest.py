@@ -69,6 +69,7 @@ TRITON_TESTS = (
     "test_expand_draft_inputs",
     "test_expand_request_indices",
     "test_expand_to_drafts",
+    "test_filters",
     "test_gather_draft_tokens",
     "test_logit_processors",
     "test_plan_verification",
@@ -94,6 +95,17 @@ NOT_FOR_THE_INTERPRETER = (
     "test_strides_and_offsets_do_not_matter",
     "test_verification_over_the_target_s_vocabulary",
 )
+#: Where it takes too long for most tests, those that it has time for.
+FOR_THE_INTERPRETER = {
+    "test_filters": (
+        "test_a_draft_that_its_own_filters_leave_out",
+        "test_each_request_has_filters_of_its_own",
+        "test_errors",
+        "test_greedy_requests_have_no_filters",
+        "test_masses_are_whole_multiples_of_a_unit",
+        "test_rows_without_a_law_are_as_without_filters",
+    ),
+}
 ABOUT_VALUES = re.compile(
     r"never decrease|must not decrease|must (start|end) with|for request \d|for a request with|"
     r"\[num_outputs\] or longer|(context_\w+|hidden_state_mapping) must be \[num_tokens\]|"
@@ -142,6 +154,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         """It takes too long (a few seeds do), or sets flags of the processor, which are NumPy's too."""
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         is_left_out = parameters.get("seed", 0) >= 3 or item.name.startswith(NOT_FOR_THE_INTERPRETER)
+        chosen = FOR_THE_INTERPRETER.get(item.module.__name__)
+        is_left_out |= chosen is not None and not item.name.startswith(chosen)
         return is_left_out and "triton-interpreter" in parameters.values()
 
     items[:] = [
