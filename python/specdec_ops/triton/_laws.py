@@ -51,3 +51,17 @@ def load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS: tl.constexp
     pointer = stats.to(tl.pointer_type(tl.float32)) + rows[:, None] * num_blocks + block[None, :]
     maxima = tl.load(pointer, mask=mask, other=float("-inf"))
     return maxima, tl.load(pointer + PLANE, mask=mask, other=0.0)
+
+
+@triton.jit
+def law_of_row(stats, plane, row, num_blocks, scale, NUM_BLOCKS: tl.constexpr):
+    """A row's numbers by block; whether it is a law, largest logit, reference, log2 of the total."""
+    block = tl.arange(0, NUM_BLOCKS)
+    pointer = stats.to(tl.pointer_type(tl.float32)) + row * num_blocks + block
+    maxima = tl.load(pointer, mask=block < num_blocks, other=float("-inf"))
+    sums = tl.load(pointer + plane, mask=block < num_blocks, other=0.0)
+    largest, non_finite, log2_total, logsumexp = laws_of(maxima[None, :], sums[None, :], scale)
+    reference, log2_total = law_from(largest, log2_total, logsumexp)
+    one = tl.arange(0, 1)
+    is_law = at(tl.where(non_finite | (largest == float("-inf")), 0, 1), one, 0) != 0
+    return maxima, sums, is_law, at(largest, one, 0), at(reference, one, 0), at(log2_total, one, 0)
