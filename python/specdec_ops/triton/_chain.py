@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 
 from specdec_ops.triton._filters import cut, load_threshold
+from specdec_ops.triton._fly import walk_windows
 from specdec_ops.triton._launch import kernel
+from specdec_ops.triton._laws import at, law_from, laws_of, load_stats_of_rows, log2_prob
 from specdec_ops.triton._numerics import (
     LARGEST_LOGSUMEXP,
     LN2,
@@ -18,7 +20,6 @@ from specdec_ops.triton._numerics import (
     exp2_f64,
     flush,
     is_finite,
-    log2_f64,
     log2_scale,
     weights_of,
 )
@@ -67,6 +68,13 @@ TOKEN_LEVEL = tl.constexpr(0)
 REJECT_ALL = tl.constexpr(1)
 SYNTHETIC = tl.constexpr(2)
 
+#: What else decides: each is a kernel of its own, which a launch before it tells something of the rows.
+PLAIN = tl.constexpr(0)
+#: The token that is drawn in each slot.
+EXACT_MATCH = tl.constexpr(1)
+#: The entropy of each row.
+FLY = tl.constexpr(2)
+
 #: What to draw from where no further draft is accepted.
 FROM_TARGET = tl.constexpr(0)
 WITHOUT_DRAFT = tl.constexpr(1)
@@ -83,43 +91,6 @@ THINNING_ATTEMPTS = tl.constexpr(32)
 #: What a level of a draw is given to use what the level above has left.
 _REMAINDER = tl.constexpr(-1.0)
 _LOG2_CHUNK_SIZE = tl.constexpr(6)
-
-
-@triton.jit
-def at(values, places, i):
-    """Element i of a vector, whose places are given, as a number."""
-    return tl.sum(tl.where(places == i, values, 0), axis=0)
-
-
-@triton.jit
-def laws_of(maxima, sums, scale):
-    """Of rows, from the numbers of their blocks: largest logit, whether all is finite, log2 of the total."""
-    largest = tl.max(maxima, axis=1)
-    non_finite = tl.max(tl.where(sums != sums, 1, 0), axis=1) != 0
-    distance = (maxima.to(tl.float64) - largest[:, None].to(tl.float64)) * scale.to(tl.float64)
-    weights = exp2_f64(tl.where(sums > 0, distance, 0.0))
-    total = tl.sum(tl.where(sums > 0, sums.to(tl.float64) * weights, 0.0), axis=1)
-    log2_total = log2_f64(tl.where(total > 0, total, 1.0))
-    log2_sum = tl.fma(largest.to(tl.float64), scale.to(tl.float64), log2_total)
-    logsumexp = tl.where(largest > float("-inf"), log2_sum * LN2, float("-inf"))
-    logsumexp = tl.where(non_finite, float("nan"), logsumexp)
-    return largest, non_finite, log2_total, logsumexp
-
-
-@triton.jit
-def log2_prob(x, reference, scale, log2_total):
-    distance = x.to(tl.float64) - reference.to(tl.float64)
-    return tl.fma(distance, scale.to(tl.float64), -log2_total)
-
-
-@triton.jit
-def load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS: tl.constexpr, PLANE):
-    """Largest logits and sums of the blocks of rows, [rows, blocks]."""
-    block = tl.arange(0, NUM_BLOCKS)
-    mask = present[:, None] & (block < num_blocks)[None, :]
-    pointer = stats.to(tl.pointer_type(tl.float32)) + rows[:, None] * num_blocks + block[None, :]
-    maxima = tl.load(pointer, mask=mask, other=float("-inf"))
-    return maxima, tl.load(pointer + PLANE, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -303,8 +274,10 @@ def judge_requests(
     accept_probs_out: tl.int64,
     thresholds: tl.int64, draft_thresholds: tl.int64, draft_thresholds_stride: tl.int64,
     draft_thresholds_entry_stride: tl.int64, draft_thresholds_slot_stride: tl.int64,
+    rule_parameter: tl.int64, window: tl.int64, answers: tl.int64,
     DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, NUMBERS: tl.constexpr,
     ALIGNED: tl.constexpr, NUM_BLOCKS: tl.constexpr, WAVE: tl.constexpr, FILTERED: tl.constexpr,
+    VARIANT: tl.constexpr,
     ATTEMPTS: tl.constexpr,
 ):  # fmt: skip
     """Judges the drafts of a request, a wave of slots at a time, and draws the token that follows."""
@@ -331,6 +304,7 @@ def judge_requests(
     # Of the slot where the request ends:
     is_open = end > 0
     ends = end < 0
+    held = begin - 1
     final = tl.full([], 0, tl.int32)
     status = tl.full([], 0, tl.int32)
     x_end = begin - 1
@@ -359,10 +333,7 @@ def judge_requests(
 
         maxima, sums = load_stats_of_rows(stats, rows, present, num_blocks, NUM_BLOCKS, plane)
         largest, non_finite, log2_total, logsumexp = laws_of(maxima, sums, scale)
-        usable = tl.abs(logsumexp) < LARGEST_LOGSUMEXP
-        reference = tl.where(usable, 0.0, largest)
-        # A law is put together from its logsumexp.
-        log2_total = tl.where(usable, logsumexp * LOG2E, log2_total)
+        reference, log2_total = law_from(largest, log2_total, logsumexp)
         row_status = tl.where(largest > float("-inf"), 0, 2)
         row_status = tl.where(non_finite, 1, row_status)
 
@@ -449,6 +420,12 @@ def judge_requests(
         accepted = tl.where(greedy, wins | (by_law & equal), accepted)
         accept_prob = tl.where(greedy, tl.where(equal, 1.0, 0.0), accept_prob)
         slot_status = tl.where(greedy, 0, slot_status)
+        if VARIANT == EXACT_MATCH:
+            drawn = tl.load(
+                answers.to(tl.pointer_type(tl.int32)) + rows, mask=present & (greedy == 0), other=0
+            )
+            argmax = tl.where(greedy, argmax, drawn.to(tl.int64))
+            accepted = x == argmax
         accepted = accepted & valid & (row_status == 0)
         accept_prob = tl.where(valid & (row_status == 0), accept_prob, float("nan"))
         kind = tl.where(valid, kind, FROM_TARGET)
@@ -456,6 +433,14 @@ def judge_requests(
         slot_status = tl.where(row_status != 0, row_status, slot_status)
 
         last = tl.min(tl.where(present & (accepted == 0), places, WAVE), axis=0)
+        place = last
+        if VARIANT == FLY:
+            entropy = tl.load(
+                answers.to(tl.pointer_type(tl.float64)) + rows, mask=slots + window < count, other=-1.0
+            )
+            threshold = rule_parameter.to(tl.int64).to(tl.float64, bitcast=True)
+            may_defer = valid & (row_status == 0) & (logits > float("-inf")) & (entropy >= threshold)
+            last, place, held = walk_windows(accepted, may_defer, present, places, begin, held, window, WAVE)
         is_reached = present & (places <= last)
         is_emitted = present & (places < last)
         store_token(token_ids, r * width + slots, x, ids_are_wide, is_emitted)
@@ -475,22 +460,35 @@ def judge_requests(
 
         ends = last < WAVE
         is_open = (ends == 0) & (begin + WAVE < end)
+        is_noted = ends
+        if VARIANT == FLY:
+            is_noted = place >= 0
+        if is_noted:
+            final = at(kind, places, place)
+            status = at(slot_status, places, place)
+            x_end = at(x, places, place)
+            argmax_end = at(argmax, places, place)
+            largest_end = at(largest, places, place)
+            reference_end = at(reference, places, place)
+            log2_total_end = at(log2_total, places, place)
+            draft_log2_total_end = at(draft_log2_total, places, place)
+            row_status_end = at(row_status, places, place)
         if ends:
-            begin = begin + last
-            final = at(kind, places, last)
-            status = at(slot_status, places, last)
-            x_end = at(x, places, last)
-            argmax_end = at(argmax, places, last)
-            largest_end = at(largest, places, last)
-            reference_end = at(reference, places, last)
-            log2_total_end = at(log2_total, places, last)
-            draft_log2_total_end = at(draft_log2_total, places, last)
-            row_status_end = at(row_status, places, last)
+            begin = tl.where(held >= 0, held, begin + last)
         elif is_open:
             begin = begin + WAVE
         else:
             begin = end
 
+    if VARIANT == FLY:
+        # What was written behind a deferred draft is written again.
+        tl.debug_barrier()
+    # Which branch draws nothing, and which is not compiled.
+    is_known = greedy
+    draws = ends
+    if VARIANT == EXACT_MATCH:
+        is_known = ends
+        draws = False
     row = first_row + begin
     row_of_target = row * target_stride
     of_drafts = first_draft * draft_stride + entry * draft_entry_stride + begin * draft_slot_stride
@@ -524,9 +522,9 @@ def judge_requests(
                         found = block.to(tl.int64) * BLOCK_SIZE + first
                 block += 1
             token = tl.maximum(found, 0)
-    elif ends & greedy:
+    elif ends & is_known:
         token = argmax_end
-    elif ends:
+    elif draws:
         pointer = row_pointer(target, row_of_target, DTYPE, ALIGNED)
         drafts = row_pointer(draft, of_drafts, DRAFT_DTYPE, ALIGNED)
         inside = blocks < num_blocks

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import MissingKernelError, _chain, _filters, _rows
+from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _filters, _fly, _rows
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
+from specdec_ops.triton._rules import bits_of
 
 _LARGEST_VOCAB_SIZE = 1 << 23
 _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -112,6 +113,12 @@ class Chain:
     wave: int = 1
     has_bonus_rows: bool = True
     rule: int = 0
+    #: Which kernel judges.
+    variant: int = 0
+    rule_parameters: tuple[float, float] = (0.0, 0.0)
+    #: Drafts of a window of FLy, and how many probabilities its entropies are of.
+    window: int = 0
+    entropy_top_k: int = 1
     wide: int = 0
     law: int = 0
     numbers: int = 0
@@ -253,6 +260,13 @@ class Chain:
             checks.vector(has_law, "has_draft_law", entries.shape, entries.size)
             self.add("has_draft_law", has_law)
 
+    def leave_out_draft_law(self) -> None:
+        self.law = _rows.ONE_HOT.value
+        self.draft_dtype, self.draft_is_aligned = None, True
+        self.draft_views.clear()
+        if self.filters is not None:
+            self.filters = self.filters.without_drafts()
+
     def set_seeds(
         self, seeds: Tensor | None, positions: Tensor | None, by_request: str, entries: Entries
     ) -> None:
@@ -302,12 +316,14 @@ class Chain:
         aligned = self.draft_is_aligned and (
             (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         )
-        wants_law = logsumexp is not None or logprobs is not None
+        variant = self._variant()
+        wants_law = logsumexp is not None or logprobs is not None or variant == _chain.FLY.value
         # Sums by the hardware's exponential, unless something shows their last bits.
         is_exact = (
             wants_law
             or accept_probs is not None
             or self.rule != _chain.TOKEN_LEVEL.value
+            or variant != _chain.PLAIN.value
             or self.numbers == _chain.UNIFORMS.value
             or self.law not in (_rows.ONE_HOT.value, _rows.LOGITS.value)
         )
@@ -318,6 +334,7 @@ class Chain:
         draft = self.draft_views.get("draft", _NO_DRAFTS)
         rows = (target.data_ptr(), target.stride(0), *draft)
         own = (self.vocab_size, row_blocks, num_target_rows)
+        num_places = max(1 << (row_blocks - 1).bit_length(), _FEWEST_BLOCKS)
         filters = self.filters
         thresholds: tuple[int, ...] = (0, 0, 0, 0, 0)
         if filters is not None:
@@ -340,11 +357,11 @@ class Chain:
         views, of_drafts = self.views, self.draft_views
         support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
         support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
-        num_places = max(1 << (row_blocks - 1).bit_length(), _FEWEST_BLOCKS)
+        common = (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane)
+        answers = self._ask(variant, common, thresholds[0], (dtype, draft_dtype, aligned, num_places))
         launch_prepared(
             _chain.judge_requests, self.batch, target,
-            (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane,
-             *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
+            (*common, *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
              *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
              self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
              *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
@@ -352,8 +369,42 @@ class Chain:
              self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
-               for out in (num_accepted, status, logsumexp, logprobs, accept_probs)), *thresholds),
+               for out in (num_accepted, status, logsumexp, logprobs, accept_probs)), *thresholds,
+             bits_of(self.rule_parameters[0]), self.window, 0 if answers is None else answers.data_ptr()),
             (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave,
-             filters is not None),
+             filters is not None, variant),
             JUDGE,
         )  # fmt: skip
+
+    def _variant(self) -> int:
+        """Which kernel judges: without random numbers every request is greedy."""
+        if self.variant == _chain.EXACT_MATCH.value and self.numbers == _chain.NO_NUMBERS.value:
+            return int(_chain.PLAIN.value)
+        return self.variant
+
+    def _ask(
+        self, variant: int, common: tuple[int, ...], thresholds: int, constants: tuple[Any, ...]
+    ) -> Tensor | None:
+        """Launches what tells the judges of the rows, and returns where it does."""
+        target, views = self.target, self.views
+        dtype, _, aligned, num_places = constants
+        if variant == _chain.EXACT_MATCH.value:
+            num_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
+            answers = target.new_empty(max(num_rows, 1), dtype=torch.int32)
+            names = ("seeds", "positions", "accept_uniforms", "final_uniforms")
+            launch_prepared(
+                _exact_match.draw_tokens, self.batch * (self.most_drafts + int(self.has_bonus_rows)), target,
+                (*common, *(number for name in names for number in views.get(name, _NONE)), self.batch,
+                 thresholds, answers.data_ptr()),
+                (dtype, self.law, self.numbers, aligned, num_places), _exact_match.DRAW,
+            )  # fmt: skip
+            return answers
+        if variant == _chain.FLY.value:
+            answers = target.new_empty(max(self.num_drafts + self.batch, 1), dtype=torch.float64)
+            launch_prepared(
+                _fly.find_entropies, self.batch * max(self.most_drafts - self.window, 0), target,
+                (*common, self.batch, self.window, self.entropy_top_k, thresholds, answers.data_ptr()),
+                (dtype, self.law, num_places), _fly.GATE,
+            )  # fmt: skip
+            return answers
+        return None

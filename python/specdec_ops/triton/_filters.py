@@ -742,6 +742,12 @@ class Filters:
         #: Keeps what the addresses lead to.
         self.workspace: Tensor | None = None
 
+    def without_drafts(self) -> Filters | None:
+        """Those of the target; None if it has none."""
+        self.flags &= ~OF_DRAFTS.value
+        self.draft_thresholds = (0, 0, 0, 0)
+        return self if self.flags & OF_TARGETS.value else None
+
     def read_rows(
         self,
         target: Tensor,

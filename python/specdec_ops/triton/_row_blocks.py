@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton._chain import laws_of, load_stats_of_rows
 from specdec_ops.triton._checks import num_blocks
-from specdec_ops.triton._numerics import LARGEST_LOGSUMEXP, LOG2E, flush, weight_factors
+from specdec_ops.triton._laws import law_from, laws_of, load_stats_of_rows
+from specdec_ops.triton._numerics import flush, weight_factors
 from specdec_ops.triton._rows import BLOCK_SIZE, NUM_LANES, sum_by_halves
 
 ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -70,7 +70,5 @@ def law_of_row(stats, plane, number, num_blocks, scale, NUM_BLOCKS: tl.constexpr
     largest, _, log2_total, logsumexp = laws_of(maxima, sums, scale)
     largest, log2_total = tl.sum(largest, axis=0), tl.sum(log2_total, axis=0)
     logsumexp = tl.sum(logsumexp, axis=0)
-    # A law is put together from its logsumexp.
-    precise = tl.abs(logsumexp) < LARGEST_LOGSUMEXP
-    reference = tl.where(precise, 0.0, largest)
-    return largest, reference, tl.where(precise, logsumexp * LOG2E, log2_total), logsumexp
+    reference, log2_total = law_from(largest, log2_total, logsumexp)
+    return largest, reference, log2_total, logsumexp

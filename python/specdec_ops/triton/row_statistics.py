@@ -15,10 +15,10 @@ from specdec_ops.triton._chain import (
     NON_FINITE_TARGET,
     OK,
     UNUSABLE_DRAFT_LAW,
-    log2_prob,
 )
 from specdec_ops.triton._chain_arguments import ChainChecks, View, view
 from specdec_ops.triton._launch import kernel, launch_prepared
+from specdec_ops.triton._laws import log2_prob
 from specdec_ops.triton._numerics import (
     LARGEST_LOGSUMEXP,
     LN2,

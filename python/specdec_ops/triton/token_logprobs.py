@@ -12,12 +12,12 @@ from specdec_ops.triton._chain import (
     MASKED_TARGET,
     NON_FINITE_TARGET,
     OK,
-    log2_prob,
     store_token,
 )
 from specdec_ops.triton._chain_arguments import ChainChecks, View, view
 from specdec_ops.triton._checks import count_of, shape_of
 from specdec_ops.triton._launch import kernel, launch_prepared
+from specdec_ops.triton._laws import log2_prob
 from specdec_ops.triton._likeliest import (
     COUNT,
     INTEGERS,

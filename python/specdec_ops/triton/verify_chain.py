@@ -1,4 +1,4 @@
-"""verify_chain in Triton: token level and synthetic acceptance."""
+"""verify_chain in Triton."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from specdec_ops.triton import _chain, _rows
 from specdec_ops.triton._chain_arguments import Chain, ChainChecks
 from specdec_ops.triton._checks import shape_of
 from specdec_ops.triton._filters import FilterArguments
+from specdec_ops.triton._rules import looks_at_draft_laws, set_fly, set_rule, set_sampler
 
 
 def verify_chain(
@@ -80,17 +81,6 @@ def verify_chain(
         0 <= max_num_draft_tokens < 2**31 - 1,
         f"max_num_draft_tokens must be in [0, 2^31 - 1), got {max_num_draft_tokens}",
     )
-    checks.has_kernel_for(rule == "token", f"rule {rule!r}")
-    require(
-        sampler == "inverse_cdf",
-        f"sampler must be 'inverse_cdf' unless rule is 'exact_match', got {sampler!r}",
-    )
-    require(rule_mask is None, "rule_mask must be given with a lossy rule alone, got it with 'token'")
-    require(
-        accept_rates is None or fly_window_size is None,
-        "accept_rates and fly_window_size must be at most one, got both",
-    )
-    checks.has_kernel_for(fly_window_size is None, "fly_window_size")
 
     width = max_num_draft_tokens + 1
     chain = Chain(
@@ -104,6 +94,20 @@ def verify_chain(
         checks.integer(bonus_token_ids, "bonus_token_ids")
         checks.vector(bonus_token_ids, "bonus_token_ids", "[batch]", batch)
         chain.add("bonus_ids", bonus_token_ids, _rows.WIDE_BONUS_IDS.value)
+    require(
+        accept_rates is None or fly_window_size is None,
+        "accept_rates and fly_window_size must be at most one, got both",
+    )
+    require(
+        rule == "token" or (accept_rates is None and fly_window_size is None),
+        f"rule must be 'token' with accept_rates or fly_window_size, got '{rule}'",
+    )
+    set_rule(chain, rule, rule_parameters, rule_mask)
+    set_sampler(chain, sampler, accept_uniforms is not None)
+    require(
+        sampler == "inverse_cdf" or rule == "exact_match",
+        f"sampler must be 'inverse_cdf' unless rule is 'exact_match', got '{sampler}'",
+    )
     if accept_rates is not None:
         checks.real(accept_rates, "accept_rates")
         elements = "element" if max_num_draft_tokens == 1 else "elements"
@@ -114,6 +118,8 @@ def verify_chain(
         )
         chain.rule = _chain.SYNTHETIC.value
         chain.add("rates", accept_rates, _rows.WIDE_RATES.value)
+    if fly_window_size is not None:
+        set_fly(chain, fly_window_size, fly_entropy_threshold, fly_entropy_top_k)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]", max_num_draft_tokens)
     chain.set_temperature(temperature, entries)
     chain.set_draft_law(
@@ -126,6 +132,8 @@ def verify_chain(
         ),
         entries,
     )
+    if not looks_at_draft_laws(chain, return_accept_probs):
+        chain.leave_out_draft_law()
     chain.set_seeds(seeds, positions, "[batch]", entries)
     require(
         (accept_uniforms is None) == (recovered_uniforms is None),

@@ -1,0 +1,154 @@
+"""The rules of verify_chain and the samplers in Triton, on small shapes: the native kernels' results."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import implementations
+import inputs
+import numpy as np
+import pytest
+import specdec_ops
+import torch
+from implementations import Implementation
+from random_chains import EXTRAS
+from test_triton_chain import check
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    implementations.require_triton()
+    from triton.runtime import interpreter
+
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """With one rounding, where the interpreter has two."""
+        if x.data.dtype != np.float32:
+            return interpreter.TensorHandle(x.data * y.data + z.data, z.dtype.scalar)
+        total = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(total.astype(np.float32), z.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
+    return Implementation(implementations.TRITON)
+
+
+def guess(arguments: inputs.Arguments, which: slice = slice(None)) -> None:
+    """Makes drafts the most probable ids of their rows."""
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    best = arguments["target_logits"].float().nan_to_num(-INF).argmax(-1)
+    for r, (begin, end) in enumerate(itertools.pairwise(cu)):
+        arguments["draft_token_ids"][begin:end][which] = best[begin + r : end + r][which]
+
+
+def with_odd_rows(seed: int, draft_law: str = "one_hot") -> inputs.Arguments:
+    """A greedy request, rows that hold no law, and ids that are none."""
+    arguments = inputs.chain([2, 2, 1, 2, 1], 70, draft_law, seed=seed)
+    guess(arguments, slice(0, 1))
+    arguments["temperature"][0] = 0.0
+    rows, ids = arguments["target_logits"], arguments["draft_token_ids"]
+    rows[4, 66], rows[6], rows[7] = NAN, -INF, INF
+    ids[4], ids[5], ids[7] = -1, 70, 2
+    return arguments
+
+
+def message_of(op: Any, arguments: inputs.Arguments) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        op(**arguments)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rule": "exact"},
+        {"rule": "exact_match", "rule_mask": torch.ones(1, dtype=torch.bool)},
+        {"rule": "exact_match", "accept_rates": torch.ones(1)},
+        {"rule": "exact_match", "fly_window_size": 1},
+        {"fly_window_size": 1, "accept_rates": torch.ones(1)},
+        {"fly_window_size": 0},
+        {"fly_window_size": 1, "fly_entropy_threshold": -0.125},
+        {"fly_window_size": 1, "fly_entropy_threshold": NAN},
+        {"fly_window_size": 1, "fly_entropy_top_k": 65},
+        {"sampler": "noise"},
+    ],
+    ids=str,
+)
+def test_messages_are_the_native_ones(triton: Implementation, options: dict[str, Any]) -> None:
+    arguments = inputs.chain([1], 40, "one_hot", seed=1, uniforms=True) | options
+    assert message_of(triton.verify_chain, arguments) == message_of(specdec_ops.verify_chain, arguments)
+
+
+@pytest.mark.parametrize("uniforms", [False, True], ids=["seeds", "uniforms"])
+def test_exact_match(triton: Implementation, uniforms: bool) -> None:
+    arguments = inputs.chain([2, 0, 1], 4_300, "logits", seed=1, scale=8.0, uniforms=uniforms)
+    arguments["rule"] = "exact_match"
+    guess(arguments)
+    there = specdec_ops.verify_chain(**arguments)
+    assert 0 < int(there.num_accepted.sum()) < 3
+    check(triton.verify_chain(**arguments), there)
+
+
+def test_exact_match_over_several_waves_with_given_bonus_tokens(triton: Implementation) -> None:
+    arguments = inputs.chain([1, 10], 70, "one_hot", seed=2, scale=99.0)
+    guess(arguments)
+    arguments["draft_token_ids"][10] = 3
+    arguments |= inputs.without_bonus_rows(arguments, torch.tensor([5, 6])) | {"rule": "exact_match"}
+    there = specdec_ops.verify_chain(**arguments, **EXTRAS)
+    assert there.num_accepted.tolist() == [1, 9]
+    check(triton.verify_chain(**arguments, **EXTRAS), there)
+
+
+def test_exact_match_of_odd_rows(triton: Implementation) -> None:
+    arguments = with_odd_rows(3) | {"rule": "exact_match"}
+    check(triton.verify_chain(**arguments, **EXTRAS), specdec_ops.verify_chain(**arguments, **EXTRAS))
+
+
+def deferring(
+    counts: list[int], wrong: list[int], vocab_size: int, likely: list[int], **options: Any
+) -> inputs.Arguments:
+    """Drafts that the target gives, but for some whose rows have these likely ids."""
+    arguments = inputs.chain(counts, vocab_size, "one_hot", seed=len(wrong), scale=0.3)
+    rows = arguments["target_logits"]
+    rows[:, 7] = 60.0
+    guess(arguments)
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    for draft in wrong:
+        r = sum(draft >= end for end in cu[1:])
+        arguments["draft_token_ids"][draft] = 3
+        rows[draft + r] = 0.0
+        rows[draft + r, likely] = 5.0
+    return arguments | options
+
+
+def test_fly(triton: Implementation) -> None:
+    # Two deferred drafts, whose windows lie in two waves; windows that fail in the same wave and in the next;
+    # one that the drafts are too few for.
+    arguments = deferring([12, 5, 9, 3], [1, 6, 13, 15, 22, 25, 28], 70, [40, 41, 50], fly_window_size=3)
+    arguments["temperature"] *= torch.tensor([1.0, 0.0, 1.0, 0.0])
+    there = specdec_ops.verify_chain(**arguments, **EXTRAS)
+    assert there.num_accepted.tolist() == [12, 1, 5, 2]
+    check(triton.verify_chain(**arguments, **EXTRAS), there)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 6, 64])
+def test_entropies_of_fly(triton: Implementation, top_k: int) -> None:
+    # Logits that occur in both blocks, and more than once in one.
+    likely = [40, 41, 4_500, 4_999]
+    arguments = deferring([2], [0], 5_000, likely, fly_window_size=1, fly_entropy_top_k=top_k)
+    arguments["target_logits"][0, [39, 4_400]] = 4.0
+    law = (arguments["target_logits"][0].double() / float(arguments["temperature"][0])).softmax(-1)
+    largest = law.topk(top_k).values
+    entropy = float(-(largest * largest.log()).sum())
+    for factor, accepted in ((1 - 1e-6, 2), (1 + 1e-6, 0)):
+        arguments["fly_entropy_threshold"] = entropy * factor
+        there = specdec_ops.verify_chain(**arguments)
+        assert there.num_accepted.tolist() == [accepted]
+        check(triton.verify_chain(**arguments), there)
+
+
+@pytest.mark.parametrize("law", ["logits", "support"])
+def test_fly_with_draft_laws_and_odd_rows(triton: Implementation, law: str) -> None:
+    arguments = with_odd_rows(4, law) | {"fly_window_size": 1, "fly_entropy_threshold": 0.0}
+    check(triton.verify_chain(**arguments, **EXTRAS), specdec_ops.verify_chain(**arguments, **EXTRAS))
