@@ -16,6 +16,7 @@ import pytest
 import random_chains
 import specdec_ops
 import test_row_statistics
+import test_sample_law
 import test_token_logprobs
 import torch
 from implementations import served_by
@@ -180,6 +181,28 @@ def test_row_statistics_are_those_of_the_cuda_kernels(ops: Any, part: int) -> No
     for seed in range(part * 50, part * 50 + 50):
         there = moved(in_few_dtypes(test_row_statistics.random_arguments(seed)))
         check_rows(ops.row_statistics(**there), specdec_ops.row_statistics(**there), seed)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_laws_of_the_likeliest_ids_are_those_of_the_cuda_kernels(ops: Any, part: int) -> None:
+    count = Count()
+    for seed in range(part * 50, part * 50 + 50):
+        there = moved(in_few_dtypes(test_sample_law.random_rows(seed, filters=False)))
+        count.add(differing(ops.sample(**there), specdec_ops.sample(**there), seed))
+    count.check()
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("law_size", [1, 20, 64])
+def test_laws_of_rows_of_real_size(ops: Any, batch: int, law_size: int) -> None:
+    count = Count()
+    logits = large_chain(batch)["draft_logits"]
+    numbers = torch.arange(len(logits), device=DEVICE)
+    keys = {"seeds": numbers, "positions": numbers}
+    for temperature in (0.7, 0.0):
+        there = {"logits": logits, "temperature": temperature, "law_size": law_size, "draft_slot": 1, **keys}
+        count.add(differing(ops.sample(**there), specdec_ops.sample(**there), (batch, law_size)))
+    count.check()
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -119,3 +119,46 @@ class TestTokenLogprobs:
         out = triton.token_logprobs(self.rows(6, 20), ids, cu_num_draft_tokens=cu)
         assert out.cu_num_tokens.tolist() == [0, 4, 5, 6]
         assert out.token_ids[:, 0].tolist() == [0, 1, 2, 3, 5, 10]
+
+
+class TestLawsOfTheLikeliestIds:
+    def arguments(self, num_rows: int, vocab_size: int) -> dict[str, Any]:
+        logits = 3 * torch.randn(num_rows, vocab_size, generator=inputs.generator(3))
+        return {
+            "logits": logits.mul(4).round().div(4),
+            "temperature": torch.full((num_rows,), 0.8),
+            "law_size": 20,
+        }
+
+    @pytest.mark.parametrize("source", ["target", "draft slot", "draft slots", "uniforms"])
+    def test_numbers_of_every_source(self, triton: Implementation, source: str) -> None:
+        arguments = self.arguments(2, 4_300)
+        arguments["logits"] = inputs.strided(arguments["logits"], 3, 1, NAN)
+        keys = {"seeds": torch.tensor([5, 6]), "positions": torch.tensor([2**40, 2])}
+        drawn: dict[str, Any] = {
+            "target": keys,
+            "draft slot": keys | {"draft_slot": 2},
+            "draft slots": keys | {"draft_slot": torch.tensor([3, 1])},
+            "uniforms": {"uniforms": torch.tensor([0.4, 1 - 2.0**-53], dtype=torch.float64)},
+        }[source]
+        check(triton.sample(**arguments, **drawn), specdec_ops.sample(**arguments, **drawn))
+
+    def test_entries_and_rows_without_a_draw(self, triton: Implementation) -> None:
+        arguments = self.arguments(5, 200)
+        logits = arguments["logits"]
+        logits[0, 10:], logits[1, 70:], logits[3, 150], logits[4] = -INF, -INF, NAN, -INF
+        arguments["temperature"] = torch.tensor([0.8, 0.0, 1.0])
+        arguments["token_dtype"] = torch.int32
+        keys = {"seeds": torch.tensor([5, 6, 7]), "positions": torch.arange(5)}
+        given = {"request_indices": torch.tensor([2, 1, -1, 0, 2])}
+        check(triton.sample(**arguments, **keys, **given), specdec_ops.sample(**arguments, **keys, **given))
+        # Nobody has checked indices: the last entry, and no request.
+        held = {"request_indices": torch.tensor([99, 1, -7, 0, 2])}
+        check(triton.sample(**arguments, **keys, **held), specdec_ops.sample(**arguments, **keys, **given))
+
+    def test_filters_with_it_have_no_kernel(self, triton: Implementation) -> None:
+        arguments = self.arguments(1, 20) | {"seeds": 1, "positions": torch.arange(1)}
+        for name, value in (("top_k", 3), ("top_p", 0.9), ("min_p", 0.1)):
+            message = f"^sample: there is no Triton kernel for law_size with {name}$"
+            with pytest.raises(RuntimeError, match=message):
+                triton.sample(**arguments, **{name: value})

@@ -15,6 +15,8 @@ from specdec_ops.triton._rows import BLOCK_SIZE, NUM_LANES, sum_by_halves
 ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
 _FEWEST_PLACES = 64
+#: No id of a row.
+_NO_ID = tl.constexpr(1 << 30)
 
 
 def row_blocks(vocab_size: int) -> int:
@@ -72,3 +74,11 @@ def law_of_row(stats, plane, number, num_blocks, scale, NUM_BLOCKS: tl.constexpr
     logsumexp = tl.sum(logsumexp, axis=0)
     reference, log2_total = law_from(largest, log2_total, logsumexp)
     return largest, reference, log2_total, logsumexp
+
+
+@triton.jit
+def argmax_of_row(firsts, largest, indices, blocks):
+    """The lowest id with the largest logit that is not NaN; 0 if there is none."""
+    is_first = (firsts == largest) & (indices < BLOCK_SIZE)
+    found = tl.min(tl.where(is_first, blocks * BLOCK_SIZE + indices.to(tl.int32), _NO_ID), axis=0)
+    return tl.where(found < _NO_ID, found, 0).to(tl.int64)

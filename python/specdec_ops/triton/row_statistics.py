@@ -32,6 +32,7 @@ from specdec_ops.triton._numerics import (
 )
 from specdec_ops.triton._row_blocks import (
     ROW_DTYPES,
+    argmax_of_row,
     is_aligned,
     law_of_row,
     load_lanes,
@@ -57,8 +58,6 @@ _INDICES, _SECONDS, _MOMENTS = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 _PLANES = tl.constexpr(5)
 #: Behind them what a block of a pair leaves: sums of min(p, q) and of max(p - q, 0).
 _PLANES_OF_PAIRS = 2
-#: No id of a row.
-_NO_ID = tl.constexpr(1 << 30)
 
 
 def row_statistics(
@@ -293,14 +292,6 @@ def _compare_blocks(
             tl.store(maxima + _PLANES * plane + num_rows * num_blocks, excess)
 
 
-@triton.jit
-def _argmax(firsts, largest, indices, blocks):
-    """The lowest id with the largest logit that is not NaN; 0 if there is none."""
-    is_first = (firsts == largest) & (indices < BLOCK_SIZE)
-    found = tl.min(tl.where(is_first, blocks * BLOCK_SIZE + indices.to(tl.int32), _NO_ID), axis=0)
-    return tl.where(found < _NO_ID, found, 0).to(tl.int64)
-
-
 @kernel
 def _write_rows(
     target: tl.int64, target_stride: tl.int64, num_target_rows: tl.int64,
@@ -366,10 +357,10 @@ def _write_rows(
             if is_greedy(draft_t):
                 draft_firsts = tl.load(of_drafts, mask=inside, other=float("nan"))
                 places = tl.load(of_drafts + _INDICES * plane, mask=inside, other=0.0)
-                token = _argmax(draft_firsts, draft_largest, places, blocks)
+                token = argmax_of_row(draft_firsts, draft_largest, places, blocks)
                 if is_greedy(t):
                     places = tl.load(numbers + _INDICES * plane, mask=inside, other=BLOCK_SIZE)
-                    common = (token == _argmax(firsts, largest, places, blocks)).to(tl.float64)
+                    common = (token == argmax_of_row(firsts, largest, places, blocks)).to(tl.float64)
                 else:
                     x = tl.load(of_target + token).to(tl.float32)
                     common = exp2_f64(log2_prob(x, reference, scale, log2_total))
@@ -378,7 +369,7 @@ def _write_rows(
                 status = tl.full([], UNUSABLE_DRAFT_LAW, tl.int32)
             elif is_greedy(t):
                 places = tl.load(numbers + _INDICES * plane, mask=inside, other=BLOCK_SIZE)
-                y = tl.load(of_draft + _argmax(firsts, largest, places, blocks)).to(tl.float32)
+                y = tl.load(of_draft + argmax_of_row(firsts, largest, places, blocks)).to(tl.float32)
                 zero = tl.full([], 0.0, tl.float32)
                 common = exp2_f64(log2_prob(y, zero, draft_scale, draft_log2_total))
                 excess = 1.0 - common

@@ -9,6 +9,8 @@ from specdec_ops.triton import _rows
 from specdec_ops.triton._chain_arguments import Chain, ChainChecks, View
 from specdec_ops.triton._checks import name_of, shape_of
 from specdec_ops.triton._filters import FilterArguments
+from specdec_ops.triton._likeliest import MOST_LISTED
+from specdec_ops.triton._sparse_sample import draw_from_likeliest
 
 
 def sample(
@@ -37,7 +39,15 @@ def sample(
     batch = logits.shape[0]
     checks.rows(logits, "logits", "[batch, width]", batch)
     size = checks.vocab_size(vocab_size, logits, "logits")
-    checks.has_kernel_for(law_size is None, "law_size")
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    if law_size is not None:
+        require(
+            1 <= law_size <= MOST_LISTED.value,
+            f"law_size must be in [1, {MOST_LISTED.value}], got {law_size}",
+        )
+        require(sampler == "inverse_cdf", f"sampler must be 'inverse_cdf' with law_size, got {sampler!r}")
+        for name, value in filters.items():
+            checks.has_kernel_for(value is None, f"law_size with {name}")
     checks.has_kernel_for(sampler == "inverse_cdf", f"sampler {sampler!r}")
     chain = Chain(checks, batch, 0, logits, size, num_entries=batch, most_drafts=0)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]")
@@ -71,6 +81,10 @@ def sample(
     logprobs = logits.new_empty(batch, dtype=torch.float32)
     logsumexp = logits.new_empty(batch, dtype=torch.float64)
     status = logits.new_empty(batch, dtype=torch.int32)
+    if law_size is not None:
+        thresholds = logits.new_empty(batch, dtype=torch.float32)
+        law = draw_from_likeliest(chain, law_size, token_ids, logprobs, logsumexp, status, thresholds)
+        return token_ids, logprobs, logsumexp, status, thresholds, law
     if chain.filters is None:
         thresholds = logits.new_full((batch,), float("-inf"), dtype=torch.float32)
     else:
