@@ -21,7 +21,7 @@ from typing import Any
 import specdec_ops
 import torch
 import triton
-from specdec_ops.triton import _chain, _chain_arguments, _rows
+from specdec_ops.triton import _chain, _chain_arguments, _filters, _rows
 from specdec_ops.triton.sample import sample as triton_sample
 from specdec_ops.triton.verify_chain import verify_chain as triton_verify_chain
 from torch import Tensor
@@ -41,14 +41,15 @@ from bench.bench_gpu import (
 
 CASES = ((1, 4), (8, 4), (64, 4), (256, 4))
 #: Of bench_gpu, what Triton has kernels for.
-MODES = ("dense", "dense, logsumexp given", "one-hot", "greedy")
+MODES = ("dense", "dense, logsumexp given", "dense, top-k and top-p", "one-hot", "greedy")
 #: Several times what the second-level cache holds.
 ROTATED_BYTES = 600_000_000
 REPEATS = 7
 
 
 def num_compiled() -> int:
-    kernels = (_rows.read_rows, _chain.judge_requests)
+    filters = (_filters.survey_rows, _filters.find_thresholds, _filters.read_kept_rows)
+    kernels = (_rows.read_rows, _chain.judge_requests, *filters)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 

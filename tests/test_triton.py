@@ -117,8 +117,7 @@ def test_verify_chain_gives_the_tokens_of_the_cuda_kernels(ops: Any, part: int) 
 OPTIONS = [
     name
     for name in random_chains.OPTIONS
-    if not any(word in name for word in ("fly", "block", "exact_match", "filters", "top_", "min_p"))
-    and name not in random_chains.FILTERS
+    if not any(word in name for word in ("fly", "block", "exact_match", "lossy"))
 ]
 
 
@@ -133,21 +132,25 @@ def test_options_of_verify_chain_give_the_tokens_of_the_cuda_kernels(ops: Any, o
     count.check()
 
 
-def test_sample_gives_the_tokens_of_the_cuda_kernels(ops: Any) -> None:
+@pytest.mark.parametrize("filters", [False, True], ids=["whole", "filters"])
+def test_sample_gives_the_tokens_of_the_cuda_kernels(ops: Any, filters: bool) -> None:
     count = Count()
     for seed in range(400):
-        arguments, context = random_chains.for_sample(seed)
+        arguments, context = random_chains.for_sample(seed, filters=filters)
         if arguments.get("sampler") == "gumbel":
             continue
         there = moved(in_few_dtypes(arguments), *random.Random(seed).choice(((0, 0), (3, 1))))
-        count.add(differing(ops.sample(**there), specdec_ops.sample(**there), context))
+        actual, expected = ops.sample(**there), specdec_ops.sample(**there)
+        assert torch.equal(actual.thresholds, expected.thresholds), context
+        count.add(differing(actual, expected, context))
     count.check()
 
 
-def test_sample_recovered_gives_the_tokens_of_the_cuda_kernels(ops: Any) -> None:
+@pytest.mark.parametrize("filters", [False, True], ids=["whole", "filters"])
+def test_sample_recovered_gives_the_tokens_of_the_cuda_kernels(ops: Any, filters: bool) -> None:
     count = Count()
     for seed in range(400):
-        arguments, context = random_chains.for_sample_recovered(seed)
+        arguments, context = random_chains.for_sample_recovered(seed, filters=filters)
         there = moved(in_few_dtypes(arguments), *((3, 1) if seed % 3 == 0 else (0, 0)))
         here = specdec_ops.sample_recovered(**there)
         count.add(differing(ops.sample_recovered(**there), here, context))
@@ -238,6 +241,36 @@ def test_row_statistics_of_rows_of_real_size(ops: Any, batch: int) -> None:
         check_rows(ops.row_statistics(**there), specdec_ops.row_statistics(**there), batch)
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 50, "top_p": 0.9},
+        {"top_k": 50, "top_p": 0.9, "filter_order": "joint"},
+        {"top_p": 0.95},
+        {"top_k": 5_000},
+        {"min_p": 0.05},
+        {"top_k": 50, "draft_top_k": 50, "draft_top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_filters_of_batches_of_real_size(ops: Any, filters: dict[str, Any]) -> None:
+    count = Count()
+    for batch in (1, 16, 64):
+        arguments = large_chain(batch)
+        here = specdec_ops.verify_chain(**arguments, **filters)
+        count.add(differing(ops.verify_chain(**arguments, **filters), here, batch))
+        rows = arguments["target_logits"]
+        drawn = {"seeds": 1, "positions": torch.arange(rows.shape[0], device=DEVICE)}
+        of_target = {name: value for name, value in filters.items() if not name.startswith("draft_")}
+        actual, expected = (
+            ops.sample(rows, **drawn, **of_target),
+            specdec_ops.sample(rows, **drawn, **of_target),
+        )
+        assert torch.equal(actual.thresholds, expected.thresholds)
+        count.add(differing(actual, expected, batch))
+    count.check()
+
+
 def test_repeated_calls_give_the_same_bits(ops: Any) -> None:
     arguments = large_chain(64)
     first = [t for t in ops.verify_chain(**arguments) if t is not None]
@@ -277,7 +310,9 @@ def no_syncs() -> Iterator[None]:
 def test_no_call_waits_for_the_device(ops: Any, no_syncs: None) -> None:
     arguments = large_chain(4)
     ops.verify_chain(**arguments, **EXTRAS)
-    ops.sample(arguments["target_logits"], seeds=1, positions=torch.arange(20, device=DEVICE))
+    filters = {"top_k": torch.full((20,), 50, device=DEVICE), "top_p": torch.full((20,), 0.9, device=DEVICE)}
+    for given in ({}, filters):
+        ops.sample(arguments["target_logits"], seeds=1, positions=torch.arange(20, device=DEVICE), **given)
     ops.sample_recovered(
         arguments["target_logits"][:16],
         arguments["draft_token_ids"],
@@ -287,15 +322,18 @@ def test_no_call_waits_for_the_device(ops: Any, no_syncs: None) -> None:
 
 
 def num_compiled() -> int:
-    from specdec_ops.triton import _chain, _rows
+    from specdec_ops.triton import _chain, _filters, _rows
 
-    kernels = (_rows.read_rows, _chain.judge_requests)
+    filters = (_filters.survey_rows, _filters.find_thresholds, _filters.read_kept_rows)
+    kernels = (_rows.read_rows, _chain.judge_requests, *filters)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
 def test_nothing_is_compiled_for_other_batches_or_arguments(ops: Any) -> None:
     vocab_size = 5000
-    ops.verify_chain(**large_chain(2, vocab_size=vocab_size))
+    chain = large_chain(2, vocab_size=vocab_size)
+    for filters in ({}, {"top_k": 5}):
+        ops.verify_chain(**chain, **filters)
     before = num_compiled()
     for batch in (0, 1, 15, 16, 17, 256):
         for k in (1, 3, 4, 7, 16):
@@ -315,6 +353,9 @@ def test_nothing_is_compiled_for_other_batches_or_arguments(ops: Any) -> None:
             }
             for name, value in optional.items():
                 ops.verify_chain(**chain, **{name: value})
+            if batch > 0:
+                for filters in ({"top_k": 5}, {"top_p": 0.9, "draft_min_p": 0.1}, {"draft_top_k": 7}):
+                    ops.verify_chain(**chain, **filters)
             ops.verify_chain(**{**chain, "draft_token_ids": chain["draft_token_ids"].int()})
             ops.verify_chain(**{**chain, "cu_num_draft_tokens": chain["cu_num_draft_tokens"].int()})
     assert num_compiled() == before
