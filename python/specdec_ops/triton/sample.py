@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec_ops.triton import _rows
 from specdec_ops.triton._chain_arguments import Chain, ChainChecks, View
 from specdec_ops.triton._checks import name_of, shape_of
+from specdec_ops.triton._rules import set_sampler
 
 
 def sample(
@@ -38,7 +39,6 @@ def sample(
     size = checks.vocab_size(vocab_size, logits, "logits")
     checks.have_no_filters({"top_k": top_k, "top_p": top_p, "min_p": min_p})
     checks.has_kernel_for(law_size is None, "law_size")
-    checks.has_kernel_for(sampler == "inverse_cdf", f"sampler {sampler!r}")
     chain = Chain(checks, batch, 0, logits, size, num_entries=batch, most_drafts=0)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]")
     chain.set_temperature(temperature, entries)
@@ -48,6 +48,7 @@ def sample(
         chain.set_uniforms(
             uniforms, "uniforms", "[batch]", batch, "final_uniforms", _rows.WIDE_FINAL_UNIFORMS.value
         )
+    set_sampler(chain, sampler, uniforms is not None)
     if draft_slot is not None or draft_slots is not None:
         require(uniforms is None, "draft_slot and uniforms must be at most one, got both")
         chain.final_stream = 2
