@@ -72,6 +72,8 @@ def message_of(op: Any, arguments: inputs.Arguments) -> str:
         {"fly_window_size": 1, "fly_entropy_threshold": NAN},
         {"fly_window_size": 1, "fly_entropy_top_k": 65},
         {"sampler": "noise"},
+        {"sampler": "gumbel"},
+        {"rule": "exact_match", "sampler": "gumbel"},
     ],
     ids=str,
 )
@@ -101,8 +103,50 @@ def test_exact_match_over_several_waves_with_given_bonus_tokens(triton: Implemen
 
 
 def test_exact_match_of_odd_rows(triton: Implementation) -> None:
-    arguments = with_odd_rows(3) | {"rule": "exact_match"}
-    check(triton.verify_chain(**arguments, **EXTRAS), specdec_ops.verify_chain(**arguments, **EXTRAS))
+    for sampler in ("inverse_cdf", "gumbel"):
+        arguments = with_odd_rows(3) | {"rule": "exact_match", "sampler": sampler}
+        check(triton.verify_chain(**arguments, **EXTRAS), specdec_ops.verify_chain(**arguments, **EXTRAS))
+
+
+@pytest.mark.parametrize("slots", [None, 2, torch.tensor(1), torch.tensor([3, 0, 0])], ids=str)
+def test_tokens_by_noise(triton: Implementation, slots: Any) -> None:
+    logits = torch.randn(3, 4_200, generator=inputs.generator(6)).half()
+    logits[1] = -INF
+    logits[1, 4_150:] = 1.0
+    arguments = {
+        "temperature": torch.tensor([1.0, 2.0, 0.0]),
+        "seeds": torch.tensor([7, -8, 9]),
+        "positions": torch.tensor([2**35, 6, 7], dtype=torch.int64),
+        "draft_slot": slots,
+        "sampler": "gumbel",
+    }
+    check(triton.sample(logits, **arguments), specdec_ops.sample(logits, **arguments))
+
+
+def test_noise_of_drafts_is_that_of_their_verification(triton: Implementation) -> None:
+    arguments = inputs.chain([3, 1], 300, "one_hot", seed=8) | {"rule": "exact_match", "sampler": "gumbel"}
+    rows, owners, slots = [0, 1, 2, 4], [0, 0, 0, 1], torch.tensor([0, 1, 2, 0])
+    arguments["draft_token_ids"] = triton.sample(
+        arguments["target_logits"][rows],
+        **{name: arguments[name][owners] for name in ("temperature", "seeds", "positions")},
+        draft_slot=slots,
+        sampler="gumbel",
+    ).token_ids
+    here = triton.verify_chain(**arguments)
+    assert here.num_accepted.tolist() == [3, 1]
+    check(here, specdec_ops.verify_chain(**arguments))
+
+
+@pytest.mark.parametrize("rule", ["exact_match"])
+def test_without_random_numbers_every_request_is_greedy(triton: Implementation, rule: str) -> None:
+    arguments = inputs.chain([1, 2], 40, "logits", seed=9, temperature=0.0)
+    guess(arguments, slice(0, 1))
+    del arguments["seeds"], arguments["positions"]
+    arguments["rule"] = rule
+    check(triton.verify_chain(**arguments), specdec_ops.verify_chain(**arguments))
+    sampler = {"temperature": 0.0, "sampler": "gumbel"}
+    rows = arguments["target_logits"]
+    check(triton.sample(rows, **sampler), specdec_ops.sample(rows, **sampler))
 
 
 def deferring(

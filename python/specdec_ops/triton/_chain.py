@@ -11,6 +11,7 @@ import triton.language as tl
 
 from specdec_ops.triton._filters import cut, load_threshold
 from specdec_ops.triton._fly import walk_windows
+from specdec_ops.triton._gumbel import best_ids
 from specdec_ops.triton._launch import kernel
 from specdec_ops.triton._laws import at, law_from, laws_of, load_stats_of_rows, log2_prob
 from specdec_ops.triton._numerics import (
@@ -72,8 +73,10 @@ SYNTHETIC = tl.constexpr(2)
 PLAIN = tl.constexpr(0)
 #: The token that is drawn in each slot.
 EXACT_MATCH = tl.constexpr(1)
+#: The same, as scores of blocks.
+GUMBEL_NOISE = tl.constexpr(2)
 #: The entropy of each row.
-FLY = tl.constexpr(2)
+FLY = tl.constexpr(3)
 
 #: What to draw from where no further draft is accepted.
 FROM_TARGET = tl.constexpr(0)
@@ -420,10 +423,12 @@ def judge_requests(
         accepted = tl.where(greedy, wins | (by_law & equal), accepted)
         accept_prob = tl.where(greedy, tl.where(equal, 1.0, 0.0), accept_prob)
         slot_status = tl.where(greedy, 0, slot_status)
-        if VARIANT == EXACT_MATCH:
-            drawn = tl.load(
-                answers.to(tl.pointer_type(tl.int32)) + rows, mask=present & (greedy == 0), other=0
-            )
+        if (VARIANT == EXACT_MATCH) | (VARIANT == GUMBEL_NOISE):
+            is_drawn = present & (greedy == 0)
+            if VARIANT == EXACT_MATCH:
+                drawn = tl.load(answers.to(tl.pointer_type(tl.int32)) + rows, mask=is_drawn, other=0)
+            else:
+                drawn = best_ids(answers, rows, is_drawn, num_blocks, num_target_rows, NUM_BLOCKS)
             argmax = tl.where(greedy, argmax, drawn.to(tl.int64))
             accepted = x == argmax
         accepted = accepted & valid & (row_status == 0)
@@ -486,7 +491,7 @@ def judge_requests(
     # Which branch draws nothing, and which is not compiled.
     is_known = greedy
     draws = ends
-    if VARIANT == EXACT_MATCH:
+    if (VARIANT == EXACT_MATCH) | (VARIANT == GUMBEL_NOISE):
         is_known = ends
         draws = False
     row = first_row + begin

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _filters, _fly, _rows
+from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _filters, _fly, _gumbel, _rows
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
 from specdec_ops.triton._rules import bits_of
@@ -378,7 +378,8 @@ class Chain:
 
     def _variant(self) -> int:
         """Which kernel judges: without random numbers every request is greedy."""
-        if self.variant == _chain.EXACT_MATCH.value and self.numbers == _chain.NO_NUMBERS.value:
+        needs_numbers = (_chain.EXACT_MATCH.value, _chain.GUMBEL_NOISE.value)
+        if self.variant in needs_numbers and self.numbers == _chain.NO_NUMBERS.value:
             return int(_chain.PLAIN.value)
         return self.variant
 
@@ -388,15 +389,27 @@ class Chain:
         """Launches what tells the judges of the rows, and returns where it does."""
         target, views = self.target, self.views
         dtype, _, aligned, num_places = constants
+        num_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
+        num_slots = self.most_drafts + int(self.has_bonus_rows)
         if variant == _chain.EXACT_MATCH.value:
-            num_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
             answers = target.new_empty(max(num_rows, 1), dtype=torch.int32)
             names = ("seeds", "positions", "accept_uniforms", "final_uniforms")
             launch_prepared(
-                _exact_match.draw_tokens, self.batch * (self.most_drafts + int(self.has_bonus_rows)), target,
+                _exact_match.draw_tokens, self.batch * num_slots, target,
                 (*common, *(number for name in names for number in views.get(name, _NONE)), self.batch,
                  thresholds, answers.data_ptr()),
                 (dtype, self.law, self.numbers, aligned, num_places), _exact_match.DRAW,
+            )  # fmt: skip
+            return answers
+        if variant == _chain.GUMBEL_NOISE.value:
+            row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
+            answers = target.new_empty(max(2 * num_rows * row_blocks, 1), dtype=torch.float32)
+            launch_prepared(
+                _gumbel.score_blocks, self.batch * num_slots * row_blocks, target,
+                (*common, *views.get("seeds", _NONE), *views.get("positions", _NONE), self.final_stream,
+                 self.final_slot, *views.get("final_slots", _NONE), self.batch, thresholds,
+                 answers.data_ptr()),
+                (dtype, self.law, num_places), _gumbel.SCORE,
             )  # fmt: skip
             return answers
         if variant == _chain.FLY.value:

@@ -7,6 +7,7 @@ import triton.language as tl
 
 #: What a random number is for. Streams never share a counter.
 ACCEPT = tl.constexpr(0)
+GUMBEL = tl.constexpr(1)
 DRAFT = tl.constexpr(2)
 TARGET = tl.constexpr(3)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from specdec_ops.triton._chain import EXACT_MATCH, FLY, PLAIN, TOKEN_LEVEL
+from specdec_ops.triton._chain import EXACT_MATCH, FLY, GUMBEL_NOISE, PLAIN, TOKEN_LEVEL
 from specdec_ops.triton._checks import INT32_MAX
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def set_sampler(chain: Chain, sampler: str, has_uniforms: bool) -> None:
         return
     checks.require(sampler == "gumbel", f"sampler must be 'inverse_cdf' or 'gumbel', got '{sampler}'")
     checks.require(not has_uniforms, "sampler must be 'inverse_cdf' with uniforms, got 'gumbel'")
-    checks.has_kernel_for(False, "sampler 'gumbel'")
+    chain.variant = GUMBEL_NOISE.value
 
 
 def set_fly(chain: Chain, window_size: int, entropy_threshold: float, entropy_top_k: int) -> None:
@@ -90,4 +90,4 @@ def set_fly(chain: Chain, window_size: int, entropy_threshold: float, entropy_to
 
 def looks_at_draft_laws(chain: Chain, returns_accept_probs: bool) -> bool:
     """Whether the results depend on draft laws, so that somebody must read them."""
-    return bool(chain.variant != EXACT_MATCH.value)
+    return chain.variant not in (EXACT_MATCH.value, GUMBEL_NOISE.value)

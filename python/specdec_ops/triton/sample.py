@@ -10,6 +10,7 @@ from specdec_ops.triton._chain_arguments import Chain, ChainChecks, View
 from specdec_ops.triton._checks import name_of, shape_of
 from specdec_ops.triton._filters import FilterArguments
 from specdec_ops.triton._likeliest import MOST_LISTED
+from specdec_ops.triton._rules import set_sampler
 from specdec_ops.triton._sparse_sample import draw_from_likeliest
 
 
@@ -48,7 +49,6 @@ def sample(
         require(sampler == "inverse_cdf", f"sampler must be 'inverse_cdf' with law_size, got {sampler!r}")
         for name, value in filters.items():
             checks.has_kernel_for(value is None, f"law_size with {name}")
-    checks.has_kernel_for(sampler == "inverse_cdf", f"sampler {sampler!r}")
     chain = Chain(checks, batch, 0, logits, size, num_entries=batch, most_drafts=0)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]")
     chain.set_temperature(temperature, entries)
@@ -59,6 +59,7 @@ def sample(
         chain.set_uniforms(
             uniforms, "uniforms", "[batch]", batch, "final_uniforms", _rows.WIDE_FINAL_UNIFORMS.value
         )
+    set_sampler(chain, sampler, uniforms is not None)
     if draft_slot is not None or draft_slots is not None:
         require(uniforms is None, "draft_slot and uniforms must be at most one, got both")
         chain.final_stream = 2
