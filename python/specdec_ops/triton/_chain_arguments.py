@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _fly, _gumbel, _rows
+from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _fly, _gumbel, _lossy, _rows
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
 from specdec_ops.triton._rules import bits_of
@@ -310,7 +310,9 @@ class Chain:
             (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         )
         variant = self._variant()
-        wants_law = logsumexp is not None or logprobs is not None or variant == _chain.FLY.value
+        wants_law = logsumexp is not None or logprobs is not None
+        # Greedy requests are judged by their laws too.
+        needs_law = wants_law or variant == _chain.FLY.value or self.rule == _lossy.TOP_N.value
         # Sums by the hardware's exponential, unless something shows their last bits.
         is_exact = (
             wants_law
@@ -335,7 +337,7 @@ class Chain:
         if num_target_rows > 0:
             launch_prepared(
                 _rows.read_rows, num_programs, target,
-                (*request, self.wide, self.batch, *shape, *rows, *own, int(wants_law), int(is_exact),
+                (*request, self.wide, self.batch, *shape, *rows, *own, int(needs_law), int(is_exact),
                  stats.data_ptr(), plane),
                 (dtype, draft_dtype, self.law, reads_drafts, aligned), READER,
             )  # fmt: skip
@@ -355,7 +357,8 @@ class Chain:
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
                for out in (num_accepted, status, logsumexp, logprobs, accept_probs)),
-             bits_of(self.rule_parameters[0]), self.window, 0 if answers is None else answers.data_ptr()),
+             *map(bits_of, self.rule_parameters), *views.get("rule_mask", _NONE), self.window,
+             0 if answers is None else answers.data_ptr()),
             (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave, variant), JUDGE,
         )  # fmt: skip
 
@@ -390,6 +393,16 @@ class Chain:
                 (*common, *views.get("seeds", _NONE), *views.get("positions", _NONE), self.final_stream,
                  self.final_slot, *views.get("final_slots", _NONE), self.batch, answers.data_ptr()),
                 (dtype, self.law, num_places), _gumbel.SCORE,
+            )  # fmt: skip
+            return answers
+        if self.rule in (_lossy.TYPICAL.value, _lossy.TOP_N.value, _lossy.MARGIN.value):
+            row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
+            answers = target.new_empty(max(num_rows * row_blocks, 1), dtype=torch.float32)
+            launch_prepared(
+                _lossy.ask_blocks, self.batch * self.most_drafts * row_blocks, target,
+                (*common, *views.get("draft_ids", _NONE), self.rule, bits_of(self.rule_parameters[0]),
+                 *views.get("rule_mask", _NONE), self.batch, answers.data_ptr()),
+                (dtype, self.law, num_places), _lossy.ASK,
             )  # fmt: skip
             return answers
         if variant == _chain.FLY.value:
