@@ -7,30 +7,21 @@ from typing import Any
 
 import implementations
 import inputs
-import numpy as np
 import pytest
+import random_chains
 import specdec_ops
 import torch
 from implementations import Implementation
 from random_chains import EXTRAS
+from specdec_ops.rules import Lenience, LossyRule, Margin, Thresholds, TopN, Typical
 from test_triton_chain import check
 
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture
-def triton(monkeypatch: pytest.MonkeyPatch) -> Implementation:
+def triton() -> Implementation:
     implementations.require_triton()
-    from triton.runtime import interpreter
-
-    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        """With one rounding, where the interpreter has two."""
-        if x.data.dtype != np.float32:
-            return interpreter.TensorHandle(x.data * y.data + z.data, z.dtype.scalar)
-        total = x.data.astype(np.float64) * y.data + z.data
-        return interpreter.TensorHandle(total.astype(np.float32), z.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
     return Implementation(implementations.TRITON)
 
 
@@ -74,6 +65,12 @@ def message_of(op: Any, arguments: inputs.Arguments) -> str:
         {"sampler": "noise"},
         {"sampler": "gumbel"},
         {"rule": "exact_match", "sampler": "gumbel"},
+        {"rule": Lenience(1e-7)},
+        {"rule": Typical(0.3, 1.5)},
+        {"rule": TopN(0)},
+        {"rule": Thresholds(NAN)},
+        {"rule": Margin(), "rule_mask": torch.ones(2, dtype=torch.bool)},
+        {"rule": Margin(), "rule_mask": torch.ones(1)},
     ],
     ids=str,
 )
@@ -196,3 +193,70 @@ def test_entropies_of_fly(triton: Implementation, top_k: int) -> None:
 def test_fly_with_draft_laws_and_odd_rows(triton: Implementation, law: str) -> None:
     arguments = with_odd_rows(4, law) | {"fly_window_size": 1, "fly_entropy_threshold": 0.0}
     check(triton.verify_chain(**arguments, **EXTRAS), specdec_ops.verify_chain(**arguments, **EXTRAS))
+
+
+#: Each with the parameters that its test looks for a change by.
+LOSSY_RULES = (Lenience(0.1), Typical(0.2, 0.9), TopN(3, 0.2), Thresholds(0.15, 0.6), Margin(0.9))
+lossy_rules = pytest.mark.parametrize("rule", LOSSY_RULES, ids=lambda rule: rule.name)
+
+
+def with_likely_drafts(counts: list[int], vocab_size: int, draft_law: str, seed: int) -> inputs.Arguments:
+    """Drafts that are the first to fourth of their rows, at temperatures that the rules are undecided at."""
+    arguments = inputs.chain(counts, vocab_size, draft_law, seed=seed, scale=1.0, noise=0.7)
+    arguments["temperature"] = torch.tensor([0.25, 0.4, 0.0, 0.3, 0.0, 0.2])[: len(counts)]
+    cu = arguments["cu_num_draft_tokens"].tolist()
+    torch.arange(sum(counts)).remainder(4).unsqueeze(1)
+    for r, (begin, end) in enumerate(itertools.pairwise(cu)):
+        likely = arguments["target_logits"][begin + r : end + r].topk(4).indices
+        arguments["draft_token_ids"][begin:end] = likely[
+            range(end - begin), [d % 4 for d in range(begin, end)]
+        ]
+    return arguments
+
+
+@lossy_rules
+@pytest.mark.parametrize("law", ["one_hot", "logits"])
+def test_lossy_rules(triton: Implementation, rule: LossyRule, law: str) -> None:
+    arguments = with_likely_drafts([4, 3, 3, 1], 70, law, seed=6)
+    there = specdec_ops.verify_chain(**arguments, rule=rule)
+    plain = specdec_ops.verify_chain(**arguments)
+    assert not torch.equal(there.num_accepted, plain.num_accepted)
+    check(triton.verify_chain(**arguments, rule=rule), there)
+
+
+@lossy_rules
+def test_lossy_rules_of_rows_of_several_blocks(triton: Implementation, rule: LossyRule) -> None:
+    arguments = with_likely_drafts([3], 9_000, "one_hot", seed=5)
+    rows, ids = arguments["target_logits"], arguments["draft_token_ids"]
+    # The second largest in the block of the largest, in another, and as large as that.
+    rows[0, [3, 4]] = torch.tensor([4.5, 5.0])
+    rows[1, [3, 8_999]] = torch.tensor([5.0, 4.9])
+    rows[2, [3, 8_191]] = 5.0
+    ids[:] = torch.tensor([3, 8_999, 8_191])
+    check(triton.verify_chain(**arguments, rule=rule), specdec_ops.verify_chain(**arguments, rule=rule))
+
+
+@lossy_rules
+def test_lossy_rules_give_way_where_they_are_masked(triton: Implementation, rule: LossyRule) -> None:
+    arguments = with_likely_drafts([4, 4, 2], 70, "support", seed=4) | {"rule": rule}
+    # Of a stride, as masks made by comparing columns are.
+    arguments["rule_mask"] = torch.arange(20).remainder(3)[::2] != 0
+    there = specdec_ops.verify_chain(**arguments, **EXTRAS)
+    check(triton.verify_chain(**arguments, **EXTRAS), there)
+
+
+@lossy_rules
+def test_lossy_rules_of_odd_rows(triton: Implementation, rule: LossyRule) -> None:
+    arguments = with_odd_rows(5, "logits") | {"rule": rule}
+    arguments["target_logits"][1, int(arguments["draft_token_ids"][0])] = -INF
+    check(triton.verify_chain(**arguments, **EXTRAS), specdec_ops.verify_chain(**arguments, **EXTRAS))
+
+
+@pytest.mark.parametrize(
+    "option", [name for name in random_chains.OPTIONS if "filters, " in name and "block" not in name]
+)
+def test_rules_of_rows_that_are_cut(triton: Implementation, option: str) -> None:
+    for seed in range(4):
+        arguments, flags, context = random_chains.random_chain_with(option, seed, vocab_sizes=(5, 70, 300))
+        there = specdec_ops.verify_chain(**arguments, **flags)
+        check(triton.verify_chain(**arguments, **flags), there), context

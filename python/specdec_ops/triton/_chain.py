@@ -14,6 +14,7 @@ from specdec_ops.triton._fly import walk_windows
 from specdec_ops.triton._gumbel import best_ids
 from specdec_ops.triton._launch import kernel
 from specdec_ops.triton._laws import at, law_from, laws_of, load_stats_of_rows, log2_prob
+from specdec_ops.triton._lossy import LENIENCE, bend, load_mask
 from specdec_ops.triton._numerics import (
     LARGEST_LOGSUMEXP,
     LN2,
@@ -21,6 +22,7 @@ from specdec_ops.triton._numerics import (
     exp2_f64,
     flush,
     is_finite,
+    log2_f64,
     log2_scale,
     weights_of,
 )
@@ -77,6 +79,8 @@ EXACT_MATCH = tl.constexpr(1)
 GUMBEL_NOISE = tl.constexpr(2)
 #: The entropy of each row.
 FLY = tl.constexpr(3)
+#: Numbers of blocks, by the rule.
+LOSSY = tl.constexpr(4)
 
 #: What to draw from where no further draft is accepted.
 FROM_TARGET = tl.constexpr(0)
@@ -277,7 +281,8 @@ def judge_requests(
     accept_probs_out: tl.int64,
     thresholds: tl.int64, draft_thresholds: tl.int64, draft_thresholds_stride: tl.int64,
     draft_thresholds_entry_stride: tl.int64, draft_thresholds_slot_stride: tl.int64,
-    rule_parameter: tl.int64, window: tl.int64, answers: tl.int64,
+    rule_first: tl.int64, rule_second: tl.int64, rule_mask: tl.int64, rule_mask_stride: tl.int64,
+    window: tl.int64, answers: tl.int64,
     DTYPE: tl.constexpr, DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, NUMBERS: tl.constexpr,
     ALIGNED: tl.constexpr, NUM_BLOCKS: tl.constexpr, WAVE: tl.constexpr, FILTERED: tl.constexpr,
     VARIANT: tl.constexpr,
@@ -308,6 +313,13 @@ def judge_requests(
     is_open = end > 0
     ends = end < 0
     held = begin - 1
+    is_searched = end < 0
+    # Of the rule.
+    first_parameter = rule_first.to(tl.int64).to(tl.float64, bitcast=True)
+    second_parameter = rule_second.to(tl.int64).to(tl.float64, bitcast=True)
+    # What p is taken times in the slot where the request ends.
+    weight_end = tl.full([], 1.0, tl.float64)
+    is_known = greedy
     final = tl.full([], 0, tl.int32)
     status = tl.full([], 0, tl.int32)
     x_end = begin - 1
@@ -361,7 +373,12 @@ def judge_requests(
         wins = (rule == SYNTHETIC) & (coin < rate)
 
         p = exp2_f64(log2_prob(logits, reference, scale, log2_total))
-        accepted = wins | (by_law & (coin < p))
+        weight = tl.full([WAVE], 1.0, tl.float64)
+        if VARIANT == LOSSY:
+            is_lossy = load_mask(rule_mask, rule_mask_stride, first_draft + slots, valid)
+            weight = tl.where(is_lossy & (rule == LENIENCE), 1.0 / first_parameter, weight)
+            by_law = rule >= LENIENCE
+        accepted = wins | (by_law & (coin < p * weight))
         kind = tl.full([WAVE], WITHOUT_DRAFT, tl.int32)
         slot_status = tl.full([WAVE], 0, tl.int32)
         accept_prob = p
@@ -418,11 +435,18 @@ def judge_requests(
             accept_prob = tl.where(has_law, tl.where(q_usable, ratio, float("nan")), accept_prob)
             kind = tl.where(has_law & q_usable, SUPPORT_RESIDUAL if LAW == SUPPORT else DENSE_RESIDUAL, kind)
             slot_status = tl.where(has_law & (q_usable == 0), UNUSABLE_DRAFT_LAW, slot_status)
-            accepted = accepted | (has_law & q_usable & by_law & (coin * q < p))
+            accepted = accepted | (has_law & q_usable & by_law & (coin * q < p * weight))
         equal = x == argmax
         accepted = tl.where(greedy, wins | (by_law & equal), accepted)
         accept_prob = tl.where(greedy, tl.where(equal, 1.0, 0.0), accept_prob)
         slot_status = tl.where(greedy, 0, slot_status)
+        takes_argmax = places < 0
+        if VARIANT == LOSSY:
+            accepted, kind, slot_status, takes_argmax = bend(
+                accepted, kind, slot_status, is_lossy, greedy, rule, first_parameter, second_parameter, coin,
+                p, logits, largest, reference, scale, log2_total, maxima, sums, answers, rows, num_blocks,
+                WITHOUT_DRAFT, NUM_BLOCKS,
+            )  # fmt: skip
         if (VARIANT == EXACT_MATCH) | (VARIANT == GUMBEL_NOISE):
             is_drawn = present & (greedy == 0)
             if VARIANT == EXACT_MATCH:
@@ -443,8 +467,7 @@ def judge_requests(
             entropy = tl.load(
                 answers.to(tl.pointer_type(tl.float64)) + rows, mask=slots + window < count, other=-1.0
             )
-            threshold = rule_parameter.to(tl.int64).to(tl.float64, bitcast=True)
-            may_defer = valid & (row_status == 0) & (logits > float("-inf")) & (entropy >= threshold)
+            may_defer = valid & (row_status == 0) & (logits > float("-inf")) & (entropy >= first_parameter)
             last, place, held = walk_windows(accepted, may_defer, present, places, begin, held, window, WAVE)
         is_reached = present & (places <= last)
         is_emitted = present & (places < last)
@@ -478,6 +501,9 @@ def judge_requests(
             log2_total_end = at(log2_total, places, place)
             draft_log2_total_end = at(draft_log2_total, places, place)
             row_status_end = at(row_status, places, place)
+            if VARIANT == LOSSY:
+                weight_end = at(weight, places, place)
+                is_searched = (greedy == 0) & (at(takes_argmax.to(tl.int32), places, place) != 0)
         if ends:
             begin = tl.where(held >= 0, held, begin + last)
         elif is_open:
@@ -489,11 +515,13 @@ def judge_requests(
         # What was written behind a deferred draft is written again.
         tl.debug_barrier()
     # Which branch draws nothing, and which is not compiled.
-    is_known = greedy
     draws = ends
     if (VARIANT == EXACT_MATCH) | (VARIANT == GUMBEL_NOISE):
         is_known = ends
         draws = False
+    log2_total_of_p = log2_total_end
+    if VARIANT == LOSSY:
+        log2_total_end = log2_total_end - log2_f64(weight_end)
     row = first_row + begin
     row_of_target = row * target_stride
     of_drafts = first_draft * draft_stride + entry * draft_entry_stride + begin * draft_slot_stride
@@ -508,10 +536,10 @@ def judge_requests(
         )  # fmt: skip
         draft_threshold = load_threshold(draft_thresholds, of_draft, begin < count)
     token = begin * 0 - 1
-    if ends & (row_status_end != 0):
+    if ends & ((row_status_end != 0) | is_searched):
         # The lowest id with the largest logit that is not NaN.
         token = token + 1
-        if row_status_end == NON_FINITE_TARGET:
+        if row_status_end != MASKED_TARGET:
             found = token - 1
             block = tl.full([], 0, tl.int32)
             while (found < 0) & (block < num_blocks):
@@ -726,7 +754,7 @@ def judge_requests(
     if logprobs_out != 0:
         value = row_pointer(target, row_of_target + token, DTYPE, False)
         value = cut(tl.load(value, mask=has_logprob, other=0.0).to(tl.float32), threshold, FILTERED)
-        logprob = log2_prob(value, reference_end, scale, log2_total_end) * LN2
+        logprob = log2_prob(value, reference_end, scale, log2_total_of_p) * LN2
         logprob = tl.where(has_logprob, logprob, float("nan"))
         tl.store(logprobs_out.to(tl.pointer_type(tl.float32)) + r * width + begin, logprob.to(tl.float32))
     # What was not reached.

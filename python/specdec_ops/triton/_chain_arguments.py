@@ -9,7 +9,16 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _filters, _fly, _gumbel, _rows
+from specdec_ops.triton import (
+    MissingKernelError,
+    _chain,
+    _exact_match,
+    _filters,
+    _fly,
+    _gumbel,
+    _lossy,
+    _rows,
+)
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
 from specdec_ops.triton._rules import bits_of
@@ -317,7 +326,9 @@ class Chain:
             (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         )
         variant = self._variant()
-        wants_law = logsumexp is not None or logprobs is not None or variant == _chain.FLY.value
+        wants_law = logsumexp is not None or logprobs is not None
+        # Greedy requests are judged by their laws too.
+        needs_law = wants_law or variant == _chain.FLY.value or self.rule == _lossy.TOP_N.value
         # Sums by the hardware's exponential, unless something shows their last bits.
         is_exact = (
             wants_law
@@ -338,7 +349,7 @@ class Chain:
         filters = self.filters
         thresholds: tuple[int, ...] = (0, 0, 0, 0, 0)
         if filters is not None:
-            law = (int(reads_drafts), int(wants_law), int(is_exact), stats.data_ptr(), plane)
+            law = (int(reads_drafts), int(needs_law), int(is_exact), stats.data_ptr(), plane)
             slots = self.most_drafts + int(self.has_bonus_rows)
             filters.read_rows(
                 target, (*request, self.wide, self.batch, *shape), rows, own, law,
@@ -349,7 +360,7 @@ class Chain:
             blocks_at_once = min(BLOCKS_AT_ONCE, max(1, num_rows * row_blocks // PROGRAMS))
             launch_prepared(
                 _rows.read_rows, num_rows * num_blocks(row_blocks, blocks_at_once), target,
-                (*request, self.wide, self.batch, *shape, *rows, *own, int(wants_law), blocks_at_once,
+                (*request, self.wide, self.batch, *shape, *rows, *own, int(needs_law), blocks_at_once,
                  stats.data_ptr(), plane),
                 (dtype, draft_dtype if reads_drafts else dtype, self.law, reads_drafts, aligned, is_exact),
                 READER,
@@ -370,7 +381,8 @@ class Chain:
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
                for out in (num_accepted, status, logsumexp, logprobs, accept_probs)), *thresholds,
-             bits_of(self.rule_parameters[0]), self.window, 0 if answers is None else answers.data_ptr()),
+             *map(bits_of, self.rule_parameters), *views.get("rule_mask", _NONE), self.window,
+             0 if answers is None else answers.data_ptr()),
             (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave,
              filters is not None, variant),
             JUDGE,
@@ -410,6 +422,16 @@ class Chain:
                  self.final_slot, *views.get("final_slots", _NONE), self.batch, thresholds,
                  answers.data_ptr()),
                 (dtype, self.law, num_places), _gumbel.SCORE,
+            )  # fmt: skip
+            return answers
+        if self.rule in (_lossy.TYPICAL.value, _lossy.TOP_N.value, _lossy.MARGIN.value):
+            row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
+            answers = target.new_empty(max(num_rows * row_blocks, 1), dtype=torch.float32)
+            launch_prepared(
+                _lossy.ask_blocks, self.batch * self.most_drafts * row_blocks, target,
+                (*common, *views.get("draft_ids", _NONE), self.rule, bits_of(self.rule_parameters[0]),
+                 *views.get("rule_mask", _NONE), self.batch, thresholds, answers.data_ptr()),
+                (dtype, self.law, num_places), _lossy.ASK,
             )  # fmt: skip
             return answers
         if variant == _chain.FLY.value:

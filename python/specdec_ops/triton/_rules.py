@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from specdec_ops.triton._chain import EXACT_MATCH, FLY, GUMBEL_NOISE, PLAIN, TOKEN_LEVEL
+from specdec_ops.triton._chain import EXACT_MATCH, FLY, GUMBEL_NOISE, LOSSY, PLAIN, TOKEN_LEVEL
 from specdec_ops.triton._checks import INT32_MAX
+from specdec_ops.triton._lossy import LENIENCE, MARGIN, THRESHOLDS, TOP_N, TYPICAL
 
 if TYPE_CHECKING:
     from specdec_ops.triton._chain_arguments import Chain
@@ -27,9 +28,14 @@ class _Rule(NamedTuple):
 _RULES = {
     "token": _Rule(PLAIN.value),
     "exact_match": _Rule(EXACT_MATCH.value),
+    "lenience": _Rule(LOSSY.value, LENIENCE.value, (("factor", 2.0**-20, 1.0),)),
+    "typical": _Rule(LOSSY.value, TYPICAL.value, (("epsilon", 0.0, 1.0), ("delta", 0.0, 1.0))),
+    "top_n": _Rule(LOSSY.value, TOP_N.value, (("n", 1.0, 2.0**30), ("delta", 0.0, 1.0))),
+    "thresholds": _Rule(LOSSY.value, THRESHOLDS.value, (("single", 0.0, 1.0), ("acc", 2.0**-20, 1.0))),
+    "margin": _Rule(LOSSY.value, MARGIN.value, (("theta", 0.0, 1.0),)),
 }
 #: Those that have no kernel yet.
-_OTHERS = ("block", "lenience", "typical", "top_n", "thresholds", "margin")
+_OTHERS = ("block",)
 
 
 def bits_of(value: float) -> int:
@@ -58,8 +64,18 @@ def set_rule(chain: Chain, name: str, values: Sequence[float], mask: Tensor | No
         )
     chain.rule, chain.variant = rule.rule, rule.variant
     first, second, *_ = (*values, 0.0, 0.0)
+    if rule.rule == TOP_N.value:
+        first = float(int(first))
     chain.rule_parameters = (first, second)
-    checks.require(mask is None, f"rule_mask must be given with a lossy rule alone, got it with '{name}'")
+    if mask is None:
+        return
+    checks.require(
+        chain.variant == LOSSY.value,
+        f"rule_mask must be given with a lossy rule alone, got it with '{name}'",
+    )
+    checks.boolean(mask, "rule_mask")
+    checks.vector(mask, "rule_mask", "[num_drafts]", chain.num_drafts)
+    chain.add("rule_mask", mask)
 
 
 def set_sampler(chain: Chain, sampler: str, has_uniforms: bool) -> None:
@@ -90,4 +106,6 @@ def set_fly(chain: Chain, window_size: int, entropy_threshold: float, entropy_to
 
 def looks_at_draft_laws(chain: Chain, returns_accept_probs: bool) -> bool:
     """Whether the results depend on draft laws, so that somebody must read them."""
+    if chain.rule in (TYPICAL.value, TOP_N.value, THRESHOLDS.value):
+        return returns_accept_probs or "rule_mask" in chain.views
     return chain.variant not in (EXACT_MATCH.value, GUMBEL_NOISE.value)
