@@ -119,6 +119,5 @@ def test_what_has_no_kernel_is_named(triton: Implementation) -> None:
     with pytest.raises(RuntimeError, match="sample: there is no Triton kernel for law_size"):
         triton.sample(torch.zeros(1, 4), **rest)
     arguments = inputs.chain([1], 40, "one_hot", seed=1, temperature=0.7)
-    for option, value in {"top_k": 3, "rule": "block"}.items():
-        with pytest.raises(RuntimeError, match=f"verify_chain: there is no Triton kernel for {option}"):
-            triton.verify_chain(**arguments, **{option: value})
+    with pytest.raises(RuntimeError, match="verify_chain: there is no Triton kernel for top_k"):
+        triton.verify_chain(**arguments, top_k=3)

@@ -10,7 +10,17 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_ops.triton import MissingKernelError, _chain, _exact_match, _fly, _gumbel, _lossy, _rows
+from specdec_ops.triton import (
+    MissingKernelError,
+    _block_rule,
+    _chain,
+    _decisions,
+    _exact_match,
+    _fly,
+    _gumbel,
+    _lossy,
+    _rows,
+)
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
 from specdec_ops.triton._rules import bits_of
@@ -345,34 +355,54 @@ class Chain:
         support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
         support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
         common = (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane)
-        answers = self._ask(variant, common, (dtype, draft_dtype, aligned, num_places))
+        chain = (
+            *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
+            *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
+            self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
+            *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
+        )  # fmt: skip
+        constants = (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave)
+        probs = 0 if accept_probs is None else accept_probs.data_ptr()
+        answers = self._ask(variant, common, chain, constants, probs)
         launch_prepared(
             _chain.judge_requests, self.batch, target,
-            (*common, *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
-             *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
-             self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
-             *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
+            (*common, *chain,
              *views.get("bonus_ids", _NONE), *views.get("rates", _NONE), self.rule,
              self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
-               for out in (num_accepted, status, logsumexp, logprobs, accept_probs)),
+               for out in (num_accepted, status, logsumexp, logprobs)), probs,
              *map(bits_of, self.rule_parameters), *views.get("rule_mask", _NONE), self.window,
              0 if answers is None else answers.data_ptr()),
-            (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave, variant), JUDGE,
+            (*constants, variant), JUDGE,
         )  # fmt: skip
 
     def _variant(self) -> int:
         """Which kernel judges: without random numbers every request is greedy."""
-        needs_numbers = (_chain.EXACT_MATCH.value, _chain.GUMBEL_NOISE.value)
+        needs_numbers = (_chain.EXACT_MATCH.value, _chain.GUMBEL_NOISE.value, _chain.BLOCK.value)
         if self.variant in needs_numbers and self.numbers == _chain.NO_NUMBERS.value:
             return int(_chain.PLAIN.value)
         return self.variant
 
-    def _ask(self, variant: int, common: tuple[int, ...], constants: tuple[Any, ...]) -> Tensor | None:
+    def _ask(
+        self,
+        variant: int,
+        common: tuple[int, ...],
+        chain: tuple[int, ...],
+        constants: tuple[Any, ...],
+        accept_probs: int,
+    ) -> Tensor | None:
         """Launches what tells the judges of the rows, and returns where it does."""
         target, views = self.target, self.views
-        dtype, _, aligned, num_places = constants
+        dtype, _, _, _, aligned, num_places, _ = constants
+        if variant == _chain.BLOCK.value:
+            num_bytes = _decisions.size_in_bytes(self.num_drafts, self.batch)
+            answers = target.new_empty(num_bytes, dtype=torch.uint8)
+            launch_prepared(
+                _block_rule.walk_chains, self.batch, target,
+                (*common, *chain, accept_probs, answers.data_ptr()), constants, _block_rule.WALK,
+            )  # fmt: skip
+            return answers
         num_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
         num_slots = self.most_drafts + int(self.has_bonus_rows)
         if variant == _chain.EXACT_MATCH.value:
