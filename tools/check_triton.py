@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx94
 #: Requests of warm-up, and others that must compile nothing.
 MAX_REQUESTS, OTHER_BATCHES = 16, (3, 15, 17)
 VOCAB_SIZE, NUM_SLOTS = 5000, 3
-RULES = ("token", "filters")
+RULES = ("token", "synthetic", "fly", "block", "exact_match", "lossy", "filters")
 #: Their kernels take minutes: they are compiled where they are named.
 SLOW = ("verify_chain", "sample", "sample_recovered")
 
@@ -88,14 +88,14 @@ def registers_and_spills(ptx: str) -> tuple[int, int]:
     return int(registers[1]), int(spills[1])
 
 
-def other_calls(warmup: Any, op: Any) -> Iterator[dict[str, Any]]:
+def other_calls(warmup: Any, op: Any, rules: Sequence[str]) -> Iterator[dict[str, Any]]:
     """In batches of other sizes than warm-up's, with and without optional arguments."""
     for batch, dtype, ids in itertools.product(OTHER_BATCHES, warmup._DTYPES, (torch.int64, torch.int32)):
         sizes = (batch, NUM_SLOTS, VOCAB_SIZE)
         inputs = warmup._Inputs(
             torch.device("cpu"), sizes, dtype, ids, with_options=batch == OTHER_BATCHES[0]
         )
-        yield from (warmup._OPS_ON_ROWS | warmup._OPS_ON_IDS)[op](inputs, RULES)
+        yield from (warmup._OPS_ON_ROWS | warmup._OPS_ON_IDS)[op](inputs, rules)
 
 
 def print_registers() -> None:
@@ -120,6 +120,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--ops", nargs="*", help=f"public functions; default: all but {SLOW}")
+    parser.add_argument(
+        "--rules", nargs="*", default=["token"], choices=RULES, help="of verification; default: token"
+    )
     parser.add_argument("--registers", action="store_true", help="sm_90: registers and spills of each kernel")
     arguments = parser.parse_args()
     use_stand_in(TARGETS[arguments.target])
@@ -146,10 +149,10 @@ def main() -> int:
         before, began = sum(compiled.values()), time.perf_counter()
         try:
             sizes = (MAX_REQUESTS, NUM_SLOTS, VOCAB_SIZE)
-            for call in warmup._calls(op, cpu, sizes, warmup._DTYPES, RULES):
+            for call in warmup._calls(op, cpu, sizes, warmup._DTYPES, arguments.rules):
                 op(**call)
             variants = sum(compiled.values()) - before
-            for call in other_calls(warmup, op):
+            for call in other_calls(warmup, op, arguments.rules):
                 op(**call)
         except Exception as error:
             print(f"{name:<36} FAILED: {type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specdec_ops.triton._decisions import CHANCE, decision_of, record_of
 from specdec_ops.triton._filters import cut, load_threshold
 from specdec_ops.triton._fly import walk_windows
 from specdec_ops.triton._gumbel import best_ids
@@ -81,6 +82,8 @@ GUMBEL_NOISE = tl.constexpr(2)
 FLY = tl.constexpr(3)
 #: Numbers of blocks, by the rule.
 LOSSY = tl.constexpr(4)
+#: How many drafts of each request are accepted, and perhaps what follows them.
+BLOCK = tl.constexpr(5)
 
 #: What to draw from where no further draft is accepted.
 FROM_TARGET = tl.constexpr(0)
@@ -228,6 +231,28 @@ def subtract(weights, probs):
 
 
 @triton.jit
+def residual_masses(
+    pointer, drafts, row_stats, vocab_size, num_blocks, reference, scale, log2_total, draft_scale,
+    draft_log2_total, threshold, draft_threshold,
+    LAW: tl.constexpr, NUM_BLOCKS: tl.constexpr, FILTERED: tl.constexpr,
+):  # fmt: skip
+    """The mass of max(p - q, 0) of each block."""
+    blocks = tl.arange(0, NUM_BLOCKS)
+    masses = tl.full([NUM_BLOCKS], 0.0, tl.float64)
+    for block in range(num_blocks):
+        one = tl.zeros([1], tl.int32) + block
+        values = load_blocks(pointer, one, vocab_size, float("-inf"), threshold, FILTERED)
+        weights = probs_of_block(values, tl.load(row_stats + block), reference, scale, log2_total)
+        values = load_blocks(
+            drafts, one, vocab_size, 0.0 if LAW == PROBS else float("-inf"), draft_threshold, FILTERED
+        )
+        probs = dense_draft_probs(values, draft_scale, draft_log2_total, LAW)
+        mass = mass_of_block(subtract(weights, probs)).to(tl.float64)
+        masses = tl.where(blocks == block, mass, masses)
+    return masses
+
+
+@triton.jit
 def subtract_support(
     weights, begin, ids, id_stride, logprobs, logprob_stride, support_size, vocab_size, wide
 ):  # fmt: skip
@@ -242,6 +267,67 @@ def subtract_support(
             rest = tl.where(rest > 0, rest, 0.0)
             weights = tl.where(places == token - begin, rest, weights)
     return weights
+
+
+@triton.jit
+def draft_probs_of(
+    x, looked_at, slots, is_read, first_draft, entry, draft_scale,
+    draft, draft_stride, draft_entry_stride, draft_slot_stride,
+    lse, lse_stride, lse_entry_stride, lse_slot_stride,
+    support_ids, support_ids_stride, support_ids_entry_stride, support_ids_slot_stride, support_id_stride,
+    support_logprobs, support_logprobs_stride, support_logprobs_entry_stride, support_logprobs_slot_stride,
+    support_logprob_stride, support_size,
+    wide, vocab_size, num_blocks, num_target_rows, stats, plane,
+    draft_thresholds, draft_thresholds_stride, draft_thresholds_entry_stride, draft_thresholds_slot_stride,
+    DRAFT_DTYPE: tl.constexpr, LAW: tl.constexpr, NUM_BLOCKS: tl.constexpr, WAVE: tl.constexpr,
+    FILTERED: tl.constexpr,
+):  # fmt: skip
+    """q(x) of the drafts in a wave of slots, and log2 of the totals of their rows of logits."""
+    draft_log2_total = tl.full([WAVE], 0.0, tl.float64)
+    q = tl.full([WAVE], 0.0, tl.float64)
+    if LAW == SUPPORT:
+        for j in range(support_size):
+            ids_at = (
+                first_draft * support_ids_stride + entry * support_ids_entry_stride
+                + slots * support_ids_slot_stride + j * support_id_stride
+            )  # fmt: skip
+            logprobs_at = (
+                first_draft * support_logprobs_stride + entry * support_logprobs_entry_stride
+                + slots * support_logprobs_slot_stride + j * support_logprob_stride
+            )  # fmt: skip
+            token = load_integer(support_ids, ids_at, wide & WIDE_SUPPORT_IDS, looked_at)
+            logprob = load_real(support_logprobs, logprobs_at, 0, looked_at)
+            prob = exp2_f64(logprob * LOG2E)
+            inside = looked_at & (token >= 0) & (token < vocab_size)
+            q = tl.where(inside & (token == x), q + prob, q)
+            q = tl.where(inside & (is_finite(prob) == 0), float("nan"), q)
+    else:
+        draft_row = first_draft * draft_stride + entry * draft_entry_stride + slots * draft_slot_stride
+        y = row_pointer(draft, draft_row + tl.where(looked_at, x, 0), DRAFT_DTYPE, False)
+        y = tl.load(y, mask=looked_at, other=0.0).to(tl.float32)
+        if FILTERED:
+            of_drafts = (
+                first_draft * draft_thresholds_stride + entry * draft_thresholds_entry_stride
+                + slots * draft_thresholds_slot_stride
+            )  # fmt: skip
+            y = cut(y, load_threshold(draft_thresholds, of_drafts, looked_at), True)
+        if LAW == LOGITS:
+            draft_lse = load_real(
+                lse, first_draft * lse_stride + entry * lse_entry_stride + slots * lse_slot_stride,
+                wide & WIDE_LOGSUMEXP, is_read & (lse != 0),
+            )  # fmt: skip
+            if lse == 0:
+                draft_maxima, draft_sums = load_stats_of_rows(
+                    stats, num_target_rows + first_draft + slots,
+                    is_read, num_blocks, NUM_BLOCKS, plane,
+                )  # fmt: skip
+                _, _, _, draft_lse = laws_of(draft_maxima, draft_sums, draft_scale)
+            draft_log2_total = draft_lse * LOG2E
+            q = exp2_f64(log2_prob(y, tl.full([], 0.0, tl.float32), draft_scale, draft_log2_total))
+            q = tl.where(tl.abs(draft_lse) < LARGEST_LOGSUMEXP, q, float("nan"))
+        else:
+            q = tl.where(y > 0, y.to(tl.float64), tl.where(y <= 0, 0.0, float("nan")))
+    return q, draft_log2_total
 
 
 @triton.jit
@@ -329,6 +415,13 @@ def judge_requests(
     log2_total_end = tl.full([], 0.0, tl.float64)
     draft_log2_total_end = tl.full([], 0.0, tl.float64)
     row_status_end = tl.full([], 0, tl.int32)
+    if VARIANT == BLOCK:
+        decided = decision_of(answers, num_drafts, r)
+        decided_count = tl.load(decided, mask=greedy == 0, other=0)
+        decided_token = tl.load(decided + 1, mask=greedy == 0, other=-1)
+        decided_status = tl.load(decided + 2, mask=greedy == 0, other=0)
+        # Written already.
+        accept_probs_out = tl.where(greedy, accept_probs_out, 0)
     while is_open:
         slots = begin + places
         present = slots < end
@@ -384,52 +477,18 @@ def judge_requests(
         accept_prob = p
         draft_log2_total = tl.full([WAVE], 0.0, tl.float64)
         if LAW != ONE_HOT:
-            q = tl.full([WAVE], 0.0, tl.float64)
-            if LAW == SUPPORT:
-                for j in range(support_size):
-                    ids_at = (
-                        first_draft * support_ids_stride + entry * support_ids_entry_stride
-                        + slots * support_ids_slot_stride + j * support_id_stride
-                    )  # fmt: skip
-                    logprobs_at = (
-                        first_draft * support_logprobs_stride + entry * support_logprobs_entry_stride
-                        + slots * support_logprobs_slot_stride + j * support_logprob_stride
-                    )  # fmt: skip
-                    looked_at = valid & has_law
-                    token = load_integer(support_ids, ids_at, wide & WIDE_SUPPORT_IDS, looked_at)
-                    logprob = load_real(support_logprobs, logprobs_at, 0, looked_at)
-                    prob = exp2_f64(logprob * LOG2E)
-                    inside = looked_at & (token >= 0) & (token < vocab_size)
-                    q = tl.where(inside & (token == x), q + prob, q)
-                    q = tl.where(inside & (is_finite(prob) == 0), float("nan"), q)
-            else:
-                draft_row = (
-                    first_draft * draft_stride + entry * draft_entry_stride + slots * draft_slot_stride
-                )
-                y = row_pointer(draft, draft_row + x_inside, DRAFT_DTYPE, False)
-                y = tl.load(y, mask=valid & has_law, other=0.0).to(tl.float32)
-                if FILTERED:
-                    of_drafts = (
-                        first_draft * draft_thresholds_stride + entry * draft_thresholds_entry_stride
-                        + slots * draft_thresholds_slot_stride
-                    )  # fmt: skip
-                    y = cut(y, load_threshold(draft_thresholds, of_drafts, is_draft), True)
-                if LAW == LOGITS:
-                    draft_lse = load_real(
-                        lse, first_draft * lse_stride + entry * lse_entry_stride + slots * lse_slot_stride,
-                        wide & WIDE_LOGSUMEXP, is_draft & (lse != 0),
-                    )  # fmt: skip
-                    if lse == 0:
-                        draft_maxima, draft_sums = load_stats_of_rows(
-                            stats, num_target_rows + first_draft + slots,
-                            is_draft & has_law & (greedy == 0), num_blocks, NUM_BLOCKS, plane,
-                        )  # fmt: skip
-                        _, _, _, draft_lse = laws_of(draft_maxima, draft_sums, draft_scale)
-                    draft_log2_total = draft_lse * LOG2E
-                    q = exp2_f64(log2_prob(y, zero, draft_scale, draft_log2_total))
-                    q = tl.where(tl.abs(draft_lse) < LARGEST_LOGSUMEXP, q, float("nan"))
-                else:
-                    q = tl.where(y > 0, y.to(tl.float64), tl.where(y <= 0, 0.0, float("nan")))
+            q, draft_log2_total = draft_probs_of(
+                x, valid & has_law, slots, is_draft & has_law & (greedy == 0), first_draft, entry,
+                draft_scale, draft, draft_stride, draft_entry_stride, draft_slot_stride,
+                lse, lse_stride, lse_entry_stride, lse_slot_stride,
+                support_ids, support_ids_stride, support_ids_entry_stride, support_ids_slot_stride,
+                support_id_stride, support_logprobs, support_logprobs_stride, support_logprobs_entry_stride,
+                support_logprobs_slot_stride, support_logprob_stride, support_size,
+                wide, vocab_size, num_blocks, num_target_rows, stats, plane,
+                draft_thresholds, draft_thresholds_stride, draft_thresholds_entry_stride,
+                draft_thresholds_slot_stride,
+                DRAFT_DTYPE, LAW, NUM_BLOCKS, WAVE, FILTERED,
+            )  # fmt: skip
             q_usable = (q > 0) & is_finite(q)
             ratio = tl.where(p < q, p / q, 1.0)
             accept_prob = tl.where(has_law, tl.where(q_usable, ratio, float("nan")), accept_prob)
@@ -455,6 +514,8 @@ def judge_requests(
                 drawn = best_ids(answers, rows, is_drawn, num_blocks, num_target_rows, NUM_BLOCKS)
             argmax = tl.where(greedy, argmax, drawn.to(tl.int64))
             accepted = x == argmax
+        if VARIANT == BLOCK:
+            accepted = tl.where(greedy, x == argmax, slots < decided_count)
         accepted = accepted & valid & (row_status == 0)
         accept_prob = tl.where(valid & (row_status == 0), accept_prob, float("nan"))
         kind = tl.where(valid, kind, FROM_TARGET)
@@ -520,7 +581,17 @@ def judge_requests(
         is_known = ends
         draws = False
     log2_total_of_p = log2_total_end
-    if VARIANT == LOSSY:
+    if VARIANT == BLOCK:
+        # The chance of the drafts before, where that counts.
+        weight_end = tl.load(
+            record_of(answers, num_drafts, CHANCE, first_draft + begin - 1),
+            mask=ends & (greedy == 0) & (final == SUPPORT_RESIDUAL) & (begin > 0), other=1.0,
+        )  # fmt: skip
+        if decided_token >= 0:
+            is_known = ends
+            argmax_end = decided_token.to(tl.int64)
+            status = decided_status
+    if (VARIANT == LOSSY) | (VARIANT == BLOCK):
         log2_total_end = log2_total_end - log2_f64(weight_end)
     row = first_row + begin
     row_of_target = row * target_stride
@@ -617,19 +688,11 @@ def judge_requests(
                     number = tl.full([], 2 * THINNING_ATTEMPTS, tl.int32)
                 if token < 0:
                     # A pass over both rows makes the residual.
-                    for block in range(num_blocks):
-                        one = tl.zeros([1], tl.int32) + block
-                        values = load_blocks(pointer, one, vocab_size, float("-inf"), threshold, FILTERED)
-                        weights = probs_of_block(
-                            values, tl.load(row_stats + block), reference_end, scale, log2_total_end
-                        )  # fmt: skip
-                        values = load_blocks(
-                            drafts, one, vocab_size, 0.0 if LAW == PROBS else float("-inf"), draft_threshold,
-                            FILTERED,
-                        )  # fmt: skip
-                        probs = dense_draft_probs(values, draft_scale, draft_log2_total_end, LAW)
-                        mass = mass_of_block(subtract(weights, probs)).to(tl.float64)
-                        of_blocks = tl.where(blocks == block, mass, of_blocks)
+                    of_blocks = residual_masses(
+                        pointer, drafts, row_stats, vocab_size, num_blocks, reference_end, scale,
+                        log2_total_end, draft_scale, draft_log2_total_end, threshold, draft_threshold,
+                        LAW, NUM_BLOCKS, FILTERED,
+                    )  # fmt: skip
 
         ids_at = (
             support_ids + first_draft * support_ids_stride + entry * support_ids_entry_stride

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from specdec_ops.triton import (
     MissingKernelError,
+    _block_rule,
     _chain,
+    _decisions,
     _exact_match,
     _filters,
     _fly,
@@ -369,38 +371,64 @@ class Chain:
         support_ids = of_drafts.get("support_ids", _NO_DRAFTS)
         support_logprobs = of_drafts.get("support_logprobs", _NO_DRAFTS)
         common = (*request, self.wide, *shape, *rows, *own, stats.data_ptr(), plane)
-        answers = self._ask(variant, common, thresholds[0], (dtype, draft_dtype, aligned, num_places))
+        chain = (
+            *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
+            *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
+            self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
+            *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
+        )  # fmt: skip
+        constants = (
+            dtype,
+            draft_dtype,
+            self.law,
+            self.numbers,
+            aligned,
+            num_places,
+            self.wave,
+            filters is not None,
+        )
+        probs = 0 if accept_probs is None else accept_probs.data_ptr()
+        answers = self._ask(variant, common, chain, constants, thresholds, probs)
         launch_prepared(
             _chain.judge_requests, self.batch, target,
-            (*common, *views.get("draft_ids", _NONE), *of_drafts.get("lse", _NO_DRAFTS),
-             *support_ids, self.element_strides[0], *support_logprobs, self.element_strides[1],
-             self.support_size, *views.get("seeds", _NONE), *views.get("positions", _NONE),
-             *views.get("accept_uniforms", _NONE), *views.get("final_uniforms", _NONE),
+            (*common, *chain,
              *views.get("bonus_ids", _NONE), *views.get("rates", _NONE), self.rule,
              self.final_stream, self.final_slot, *views.get("final_slots", _NONE),
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
-               for out in (num_accepted, status, logsumexp, logprobs, accept_probs)), *thresholds,
+               for out in (num_accepted, status, logsumexp, logprobs)), probs, *thresholds,
              *map(bits_of, self.rule_parameters), *views.get("rule_mask", _NONE), self.window,
              0 if answers is None else answers.data_ptr()),
-            (dtype, draft_dtype, self.law, self.numbers, aligned, num_places, self.wave,
-             filters is not None, variant),
-            JUDGE,
+            (*constants, variant), JUDGE,
         )  # fmt: skip
 
     def _variant(self) -> int:
         """Which kernel judges: without random numbers every request is greedy."""
-        needs_numbers = (_chain.EXACT_MATCH.value, _chain.GUMBEL_NOISE.value)
+        needs_numbers = (_chain.EXACT_MATCH.value, _chain.GUMBEL_NOISE.value, _chain.BLOCK.value)
         if self.variant in needs_numbers and self.numbers == _chain.NO_NUMBERS.value:
             return int(_chain.PLAIN.value)
         return self.variant
 
     def _ask(
-        self, variant: int, common: tuple[int, ...], thresholds: int, constants: tuple[Any, ...]
+        self,
+        variant: int,
+        common: tuple[int, ...],
+        chain: tuple[int, ...],
+        constants: tuple[Any, ...],
+        thresholds: tuple[int, ...],
+        accept_probs: int,
     ) -> Tensor | None:
         """Launches what tells the judges of the rows, and returns where it does."""
         target, views = self.target, self.views
-        dtype, _, aligned, num_places = constants
+        dtype, _, _, _, aligned, num_places, *_ = constants
+        if variant == _chain.BLOCK.value:
+            num_bytes = _decisions.size_in_bytes(self.num_drafts, self.batch)
+            answers = target.new_empty(num_bytes, dtype=torch.uint8)
+            launch_prepared(
+                _block_rule.walk_chains, self.batch, target,
+                (*common, *chain, *thresholds, accept_probs, answers.data_ptr()), constants, _block_rule.WALK,
+            )  # fmt: skip
+            return answers
         num_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
         num_slots = self.most_drafts + int(self.has_bonus_rows)
         if variant == _chain.EXACT_MATCH.value:
@@ -409,7 +437,7 @@ class Chain:
             launch_prepared(
                 _exact_match.draw_tokens, self.batch * num_slots, target,
                 (*common, *(number for name in names for number in views.get(name, _NONE)), self.batch,
-                 thresholds, answers.data_ptr()),
+                 thresholds[0], answers.data_ptr()),
                 (dtype, self.law, self.numbers, aligned, num_places), _exact_match.DRAW,
             )  # fmt: skip
             return answers
@@ -419,7 +447,7 @@ class Chain:
             launch_prepared(
                 _gumbel.score_blocks, self.batch * num_slots * row_blocks, target,
                 (*common, *views.get("seeds", _NONE), *views.get("positions", _NONE), self.final_stream,
-                 self.final_slot, *views.get("final_slots", _NONE), self.batch, thresholds,
+                 self.final_slot, *views.get("final_slots", _NONE), self.batch, thresholds[0],
                  answers.data_ptr()),
                 (dtype, self.law, num_places), _gumbel.SCORE,
             )  # fmt: skip
@@ -430,7 +458,7 @@ class Chain:
             launch_prepared(
                 _lossy.ask_blocks, self.batch * self.most_drafts * row_blocks, target,
                 (*common, *views.get("draft_ids", _NONE), self.rule, bits_of(self.rule_parameters[0]),
-                 *views.get("rule_mask", _NONE), self.batch, thresholds, answers.data_ptr()),
+                 *views.get("rule_mask", _NONE), self.batch, thresholds[0], answers.data_ptr()),
                 (dtype, self.law, num_places), _lossy.ASK,
             )  # fmt: skip
             return answers
@@ -438,7 +466,7 @@ class Chain:
             answers = target.new_empty(max(self.num_drafts + self.batch, 1), dtype=torch.float64)
             launch_prepared(
                 _fly.find_entropies, self.batch * max(self.most_drafts - self.window, 0), target,
-                (*common, self.batch, self.window, self.entropy_top_k, thresholds, answers.data_ptr()),
+                (*common, self.batch, self.window, self.entropy_top_k, thresholds[0], answers.data_ptr()),
                 (dtype, self.law, num_places), _fly.GATE,
             )  # fmt: skip
             return answers

@@ -10,6 +10,7 @@ ACCEPT = tl.constexpr(0)
 GUMBEL = tl.constexpr(1)
 DRAFT = tl.constexpr(2)
 TARGET = tl.constexpr(3)
+BLOCK = tl.constexpr(4)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from specdec_ops.triton._chain import EXACT_MATCH, FLY, GUMBEL_NOISE, LOSSY, PLAIN, TOKEN_LEVEL
+from specdec_ops.triton._chain import BLOCK, EXACT_MATCH, FLY, GUMBEL_NOISE, LOSSY, PLAIN, TOKEN_LEVEL
 from specdec_ops.triton._checks import INT32_MAX
 from specdec_ops.triton._lossy import LENIENCE, MARGIN, THRESHOLDS, TOP_N, TYPICAL
 
@@ -28,14 +28,13 @@ class _Rule(NamedTuple):
 _RULES = {
     "token": _Rule(PLAIN.value),
     "exact_match": _Rule(EXACT_MATCH.value),
+    "block": _Rule(BLOCK.value),
     "lenience": _Rule(LOSSY.value, LENIENCE.value, (("factor", 2.0**-20, 1.0),)),
     "typical": _Rule(LOSSY.value, TYPICAL.value, (("epsilon", 0.0, 1.0), ("delta", 0.0, 1.0))),
     "top_n": _Rule(LOSSY.value, TOP_N.value, (("n", 1.0, 2.0**30), ("delta", 0.0, 1.0))),
     "thresholds": _Rule(LOSSY.value, THRESHOLDS.value, (("single", 0.0, 1.0), ("acc", 2.0**-20, 1.0))),
     "margin": _Rule(LOSSY.value, MARGIN.value, (("theta", 0.0, 1.0),)),
 }
-#: Those that have no kernel yet.
-_OTHERS = ("block",)
 
 
 def bits_of(value: float) -> int:
@@ -46,7 +45,6 @@ def bits_of(value: float) -> int:
 def set_rule(chain: Chain, name: str, values: Sequence[float], mask: Tensor | None) -> None:
     """The rule by its name, where no other argument replaces it."""
     checks = chain.checks
-    checks.has_kernel_for(name not in _OTHERS, f"rule {name!r}")
     rule = _RULES.get(name)
     if rule is None:
         checks.fail(
