@@ -8,7 +8,6 @@ from typing import Any
 import implementations
 import inputs
 import pytest
-import random_chains
 import specdec_ops
 import torch
 from implementations import Implementation
@@ -320,9 +319,20 @@ def test_ids_that_a_sparse_law_lists_twice(triton: Implementation) -> None:
     check(triton.verify_chain(**arguments), there)
 
 
-@pytest.mark.parametrize("option", [name for name in random_chains.OPTIONS if "filters, " in name])
-def test_rules_of_rows_that_are_cut(triton: Implementation, option: str) -> None:
-    for seed in range(2):
-        arguments, flags, context = random_chains.random_chain_with(option, seed, vocab_sizes=(5, 70, 300))
-        there = specdec_ops.verify_chain(**arguments, **flags)
-        check(triton.verify_chain(**arguments, **flags), there), context
+RULES_OF_CUT_ROWS: dict[str, dict[str, Any]] = {
+    "exact_match": {"rule": "exact_match"},
+    "gumbel": {"rule": "exact_match", "sampler": "gumbel"},
+    "fly": {"fly_window_size": 1, "fly_entropy_threshold": 0.1, "fly_entropy_top_k": 9},
+    "block": {"rule": "block"},
+    **{rule.name: {"rule": rule} for rule in LOSSY_RULES},
+}
+
+
+@pytest.mark.parametrize("rule", RULES_OF_CUT_ROWS)
+def test_rules_of_rows_that_are_cut(triton: Implementation, rule: str) -> None:
+    arguments = inputs.chain([2, 1], 40, "logits", seed=8, noise=0.5) | RULES_OF_CUT_ROWS[rule]
+    arguments |= {"top_k": torch.tensor([6, 40]), "top_p": torch.tensor([0.9, 0.7]), "draft_top_k": 7}
+    there = specdec_ops.verify_chain(**arguments, **EXTRAS)
+    whole = {name: value for name, value in arguments.items() if "top" not in name or "entropy" in name}
+    assert not torch.equal(there.logprobs, specdec_ops.verify_chain(**whole, **EXTRAS).logprobs)
+    check(triton.verify_chain(**arguments, **EXTRAS), there)
