@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import implementations
@@ -15,6 +17,10 @@ from random_chains import EXTRAS
 from specdec_ops.rules import Lenience, LossyRule, Margin, Thresholds, TopN, Typical
 from test_triton_chain import check
 
+implementations.require_triton()
+_chain_arguments = importlib.import_module("specdec_ops.triton._chain_arguments")
+#: The package has a function of this name, which hides the module.
+warmup = importlib.import_module("specdec_ops.warmup")
 NAN, INF = float("nan"), float("inf")
 
 
@@ -336,3 +342,65 @@ def test_rules_of_rows_that_are_cut(triton: Implementation, rule: str) -> None:
     whole = {name: value for name, value in arguments.items() if "top" not in name or "entropy" in name}
     assert not torch.equal(there.logprobs, specdec_ops.verify_chain(**whole, **EXTRAS).logprobs)
     check(triton.verify_chain(**arguments, **EXTRAS), there)
+
+
+RULES = ("token", "synthetic", "fly", "block", "exact_match", "lossy")
+
+
+class TestWarmup:
+    """Which kernels a call would launch; none is, so that nothing is compiled."""
+
+    @pytest.fixture
+    def launched(self, monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+        keys: set[tuple[Any, ...]] = set()
+
+        def note(
+            jitted: Any, num_programs: int, beside: Any, args: Any, constants: Any, options: dict[str, Any]
+        ) -> None:
+            if num_programs > 0:
+                keys.add((jitted.fn.__name__, *map(str, constants), *options.items()))
+
+        monkeypatch.setattr(_chain_arguments, "launch_prepared", note)
+        return keys
+
+    @staticmethod
+    def calls(op: Any, rule: str, batch: int) -> Iterator[dict[str, Any]]:
+        """What ``rule`` may be asked for, one optional argument at a time."""
+        made_up = warmup._Inputs(
+            torch.device("cpu"), (batch, 3, 50), torch.bfloat16, torch.int64, with_options=True
+        )
+        calls = warmup._OPS_ON_ROWS[op](made_up, (rule,))
+        for call, lossy_rule in itertools.product(calls, LOSSY_RULES if rule == "lossy" else (None,)):
+            yield call if lossy_rule is None else {**call, "rule": lossy_rule}
+
+    @pytest.mark.parametrize("rule", RULES)
+    def test_what_a_rule_needs_is_compiled(
+        self, triton: Implementation, launched: set[tuple[Any, ...]], rule: str
+    ) -> None:
+        sizes, device = (2, 3, 50), torch.device("cpu")
+        for op in (specdec_ops.verify_chain, specdec_ops.sample):
+            here = getattr(triton, op.__name__)
+            for call in warmup._calls(op, device, sizes, (torch.bfloat16,), (rule,)):
+                if "law_size" not in call:
+                    here(**call)
+            compiled = set(launched)
+            for call in self.calls(op, rule, 3):
+                if "law_size" not in call:
+                    here(**call)
+            assert launched == compiled
+            launched.clear()
+
+    def test_each_rule_has_kernels_of_its_own(
+        self, triton: Implementation, launched: set[tuple[Any, ...]]
+    ) -> None:
+        names = {
+            "fly": {"find_entropies"},
+            "block": {"walk_chains"},
+            "exact_match": {"draw_tokens", "score_blocks"},
+            "lossy": {"ask_blocks"},
+        }
+        for rule in RULES:
+            launched.clear()
+            for call in self.calls(specdec_ops.verify_chain, rule, 2):
+                triton.verify_chain(**call)
+            assert {key[0] for key in launched} == {"read_rows", "judge_requests"} | names.get(rule, set())

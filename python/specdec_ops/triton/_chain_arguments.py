@@ -23,12 +23,12 @@ from specdec_ops.triton import (
 )
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
-from specdec_ops.triton._rules import bits_of
 
 _LARGEST_VOCAB_SIZE = 1 << 23
 _ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
 _FEWEST_BLOCKS = 64
+PLAIN: int = _chain.PLAIN.value
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
 READER = {"num_warps": 4, "maxnreg": 96}
 JUDGE = {"ATTEMPTS": 32, "num_warps": 4}
@@ -126,7 +126,8 @@ class Chain:
     rule: int = 0
     #: Which kernel judges.
     variant: int = 0
-    rule_parameters: tuple[float, float] = (0.0, 0.0)
+    #: Float64 as bits.
+    rule_parameters: tuple[int, int] = (0, 0)
     #: Drafts of a window of FLy, and how many probabilities its entropies are of.
     window: int = 0
     entropy_top_k: int = 1
@@ -327,7 +328,7 @@ class Chain:
         aligned = self.draft_is_aligned and (
             (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         )
-        variant = self._variant()
+        variant = self.variant if self.variant == PLAIN else self._variant()
         wants_law = logsumexp is not None or logprobs is not None
         # Greedy requests are judged by their laws too.
         needs_law = wants_law or variant == _chain.FLY.value or self.rule == _lossy.TOP_N.value
@@ -336,7 +337,7 @@ class Chain:
             wants_law
             or accept_probs is not None
             or self.rule != _chain.TOKEN_LEVEL.value
-            or variant != _chain.PLAIN.value
+            or variant != PLAIN
             or self.numbers == _chain.UNIFORMS.value
             or self.law not in (_rows.ONE_HOT.value, _rows.LOGITS.value)
         )
@@ -388,7 +389,9 @@ class Chain:
             filters is not None,
         )
         probs = 0 if accept_probs is None else accept_probs.data_ptr()
-        answers = self._ask(variant, common, chain, constants, thresholds, probs)
+        answers = None
+        if variant != PLAIN:
+            answers = self._ask(variant, common, chain, constants, thresholds, probs)
         launch_prepared(
             _chain.judge_requests, self.batch, target,
             (*common, *chain,
@@ -397,7 +400,7 @@ class Chain:
              token_ids.data_ptr(), int(token_ids.dtype == torch.int64), self.width,
              *(0 if out is None else out.data_ptr()
                for out in (num_accepted, status, logsumexp, logprobs)), probs, *thresholds,
-             *map(bits_of, self.rule_parameters), *views.get("rule_mask", _NONE), self.window,
+             *self.rule_parameters, *views.get("rule_mask", _NONE), self.window,
              0 if answers is None else answers.data_ptr()),
             (*constants, variant), JUDGE,
         )  # fmt: skip
@@ -406,7 +409,7 @@ class Chain:
         """Which kernel judges: without random numbers every request is greedy."""
         needs_numbers = (_chain.EXACT_MATCH.value, _chain.GUMBEL_NOISE.value, _chain.BLOCK.value)
         if self.variant in needs_numbers and self.numbers == _chain.NO_NUMBERS.value:
-            return int(_chain.PLAIN.value)
+            return PLAIN
         return self.variant
 
     def _ask(
@@ -438,7 +441,7 @@ class Chain:
                 _exact_match.draw_tokens, self.batch * num_slots, target,
                 (*common, *(number for name in names for number in views.get(name, _NONE)), self.batch,
                  thresholds[0], answers.data_ptr()),
-                (dtype, self.law, self.numbers, aligned, num_places), _exact_match.DRAW,
+                (dtype, self.numbers, aligned, num_places), _exact_match.DRAW,
             )  # fmt: skip
             return answers
         if variant == _chain.GUMBEL_NOISE.value:
@@ -449,7 +452,7 @@ class Chain:
                 (*common, *views.get("seeds", _NONE), *views.get("positions", _NONE), self.final_stream,
                  self.final_slot, *views.get("final_slots", _NONE), self.batch, thresholds[0],
                  answers.data_ptr()),
-                (dtype, self.law, num_places), _gumbel.SCORE,
+                (dtype, num_places), _gumbel.SCORE,
             )  # fmt: skip
             return answers
         if self.rule in (_lossy.TYPICAL.value, _lossy.TOP_N.value, _lossy.MARGIN.value):
@@ -457,9 +460,9 @@ class Chain:
             answers = target.new_empty(max(num_rows * row_blocks, 1), dtype=torch.float32)
             launch_prepared(
                 _lossy.ask_blocks, self.batch * self.most_drafts * row_blocks, target,
-                (*common, *views.get("draft_ids", _NONE), self.rule, bits_of(self.rule_parameters[0]),
+                (*common, *views.get("draft_ids", _NONE), self.rule, self.rule_parameters[0],
                  *views.get("rule_mask", _NONE), self.batch, thresholds[0], answers.data_ptr()),
-                (dtype, self.law, num_places), _lossy.ASK,
+                (dtype, num_places), _lossy.ASK,
             )  # fmt: skip
             return answers
         if variant == _chain.FLY.value:
@@ -467,7 +470,7 @@ class Chain:
             launch_prepared(
                 _fly.find_entropies, self.batch * max(self.most_drafts - self.window, 0), target,
                 (*common, self.batch, self.window, self.entropy_top_k, thresholds[0], answers.data_ptr()),
-                (dtype, self.law, num_places), _fly.GATE,
+                (dtype, num_places), _fly.GATE,
             )  # fmt: skip
             return answers
         return None

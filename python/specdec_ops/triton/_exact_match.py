@@ -11,6 +11,7 @@ from specdec_ops.triton._laws import law_of_row, log2_prob
 from specdec_ops.triton._numerics import exp2_f64, log2_scale
 from specdec_ops.triton._philox import TARGET, random_words, splitmix64, token_draw_of
 from specdec_ops.triton._rows import (
+    ONE_HOT,
     WIDE_ACCEPT_UNIFORMS,
     WIDE_FINAL_UNIFORMS,
     WIDE_POSITIONS,
@@ -44,7 +45,7 @@ def draw_tokens(
     accept_uniforms: tl.int64, accept_uniforms_stride: tl.int64,
     final_uniforms: tl.int64, final_uniforms_stride: tl.int64,
     batch: tl.int32, thresholds: tl.int64, tokens: tl.int64,
-    DTYPE: tl.constexpr, LAW: tl.constexpr, NUMBERS: tl.constexpr, ALIGNED: tl.constexpr,
+    DTYPE: tl.constexpr, NUMBERS: tl.constexpr, ALIGNED: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The token of one slot of a request that samples; any id where its row holds no law."""
@@ -56,7 +57,7 @@ def draw_tokens(
     entry, greedy, _has_law, t, _draft_t = load_entry(
         r, indices, indices_stride, temperature, temperature_stride,
         draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-        wide, num_entries, has_random_numbers, LAW,
+        wide, num_entries, has_random_numbers, ONE_HOT,
     )  # fmt: skip
     if (slot < count + tl.where(has_bonus_rows != 0, 1, 0)) & (greedy == 0):
         row = first_row + slot

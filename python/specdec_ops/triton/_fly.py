@@ -9,7 +9,7 @@ from specdec_ops.triton._filters import cut, load_threshold
 from specdec_ops.triton._launch import kernel
 from specdec_ops.triton._laws import at, law_of_row, log2_prob
 from specdec_ops.triton._numerics import LN2, exp2_f64, log2_scale
-from specdec_ops.triton._rows import BLOCK_SIZE, ids_of_block, load_entry, load_request, row_pointer
+from specdec_ops.triton._rows import BLOCK_SIZE, ONE_HOT, ids_of_block, load_entry, load_request, row_pointer
 
 #: How the kernel is launched.
 GATE = {"num_warps": 4}
@@ -29,7 +29,7 @@ def find_entropies(
     vocab_size: tl.int32, num_blocks: tl.int32, num_target_rows: tl.int64,
     stats: tl.int64, plane: tl.int64,
     batch: tl.int32, window: tl.int64, top_k: tl.int32, thresholds: tl.int64, entropies: tl.int64,
-    DTYPE: tl.constexpr, LAW: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    DTYPE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The entropy of one row over its most probable ids, where a whole window of drafts follows."""
     r = (tl.program_id(0) % batch).to(tl.int64)
@@ -40,7 +40,7 @@ def find_entropies(
     _entry, _greedy, _has_law, t, _draft_t = load_entry(
         r, indices, indices_stride, temperature, temperature_stride,
         draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-        wide, num_entries, has_random_numbers, LAW,
+        wide, num_entries, has_random_numbers, ONE_HOT,
     )  # fmt: skip
     if slot + window < count:
         row = first_row + slot

@@ -16,6 +16,7 @@ from specdec_ops.triton._rows import (
     BLOCK_SIZE,
     CHUNK_SIZE,
     CHUNKS_PER_BLOCK,
+    ONE_HOT,
     WIDE_FINAL_SLOTS,
     WIDE_POSITIONS,
     load_entry,
@@ -90,7 +91,7 @@ def score_blocks(
     seeds: tl.int64, seeds_stride: tl.int64, positions: tl.int64, positions_stride: tl.int64,
     final_stream: tl.int32, final_slot: tl.int64, final_slots: tl.int64, final_slots_stride: tl.int64,
     batch: tl.int32, thresholds: tl.int64, scores: tl.int64,
-    DTYPE: tl.constexpr, LAW: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    DTYPE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The largest score of a block and the lowest place that has it, each in a plane of its own."""
     number = tl.program_id(0) // num_blocks
@@ -103,7 +104,7 @@ def score_blocks(
     entry, greedy, _has_law, t, _draft_t = load_entry(
         r, indices, indices_stride, temperature, temperature_stride,
         draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-        wide, num_entries, has_random_numbers, LAW,
+        wide, num_entries, has_random_numbers, ONE_HOT,
     )  # fmt: skip
     if (slot < count + tl.where(has_bonus_rows != 0, 1, 0)) & (greedy == 0):
         row = first_row + slot

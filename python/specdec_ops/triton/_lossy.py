@@ -19,6 +19,7 @@ from specdec_ops.triton._numerics import (
 from specdec_ops.triton._rows import (
     BLOCK_SIZE,
     NUM_LANES,
+    ONE_HOT,
     WIDE_DRAFT_IDS,
     ids_of_block,
     load_entry,
@@ -73,7 +74,7 @@ def ask_blocks(
     stats: tl.int64, plane: tl.int64,
     draft_ids: tl.int64, draft_ids_stride: tl.int64, rule: tl.int32, epsilon_bits: tl.int64,
     rule_mask: tl.int64, rule_mask_stride: tl.int64, batch: tl.int32, thresholds: tl.int64, answers: tl.int64,
-    DTYPE: tl.constexpr, LAW: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    DTYPE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """What the rule asks of one block of a row, where that may matter.
 
@@ -90,7 +91,7 @@ def ask_blocks(
     _entry, greedy, _has_law, t, _draft_t = load_entry(
         r, indices, indices_stride, temperature, temperature_stride,
         draft_temperature, draft_temperature_stride, has_draft_law, has_draft_law_stride,
-        wide, num_entries, has_random_numbers, LAW,
+        wide, num_entries, has_random_numbers, ONE_HOT,
     )  # fmt: skip
     is_draft = slot < count
     x = load_integer(

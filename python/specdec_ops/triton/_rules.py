@@ -37,13 +37,15 @@ _RULES = {
 }
 
 
-def bits_of(value: float) -> int:
+def _bits_of(value: float) -> int:
     """A float64 as kernels take it."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 def set_rule(chain: Chain, name: str, values: Sequence[float], mask: Tensor | None) -> None:
     """The rule by its name, where no other argument replaces it."""
+    if name == "token" and not values and mask is None:
+        return
     checks = chain.checks
     rule = _RULES.get(name)
     if rule is None:
@@ -64,7 +66,7 @@ def set_rule(chain: Chain, name: str, values: Sequence[float], mask: Tensor | No
     first, second, *_ = (*values, 0.0, 0.0)
     if rule.rule == TOP_N.value:
         first = float(int(first))
-    chain.rule_parameters = (first, second)
+    chain.rule_parameters = (_bits_of(first), _bits_of(second))
     if mask is None:
         return
     checks.require(
@@ -98,7 +100,7 @@ def set_fly(chain: Chain, window_size: int, entropy_threshold: float, entropy_to
         f"fly_entropy_top_k must be in [1, {_LARGEST_ENTROPY_TOP_K}], got {entropy_top_k}",
     )
     chain.variant = FLY.value
-    chain.rule_parameters = (entropy_threshold, 0.0)
+    chain.rule_parameters = (_bits_of(entropy_threshold), 0)
     chain.window, chain.entropy_top_k = min(window_size, INT32_MAX), entropy_top_k
 
 
