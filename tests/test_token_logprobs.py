@@ -120,6 +120,25 @@ class TestAwkwardRows:
         out = native.token_logprobs(logits, torch.tensor([8199]), top_n=3)
         assert out.token_ids.tolist() == [[8199, 8199, 4096, 4097]]
 
+    def test_masked_ids_come_before_blocks_of_nan(self, implementation: Implementation) -> None:
+        """Also where there is but one NaN, and where padding fills the last block."""
+        for nans, last, want in (
+            (slice(0, 4096), 8199, [8199, 4096]),
+            (slice(4096, 8192), 8199, [8199, 0]),
+            (slice(4096, 8200), 9, [9, 0]),
+            (slice(0, 1), 8199, [8199, 1]),
+        ):
+            logits = torch.full((1, 8200), -INF)
+            logits[0, nans] = NAN
+            logits[0, last] = -5.0
+            out = implementation.token_logprobs(logits, torch.tensor([0]), top_n=2)
+            assert out.token_ids.tolist() == [[0, *want]]
+        logits = torch.full((1, 4100), -INF)
+        logits[0, 4096:] = NAN
+        logits[0, :4095] = NAN
+        out = implementation.token_logprobs(logits, torch.tensor([0]), top_n=1)
+        assert out.token_ids.tolist() == [[0, 4095]]
+
     def test_infinity(self, implementation: Implementation) -> None:
         out = implementation.token_logprobs(torch.tensor([[0.0, INF]]), torch.tensor([1]), top_n=1)
         assert out.token_ids.tolist() == [[1, 1]]

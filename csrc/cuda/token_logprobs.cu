@@ -82,6 +82,19 @@ __device__ void load_row(const BlockRef& block, int row, float (&x)[kOctet]) {
   load_octet(block.row, begin, block.begin + block.size, kMasked, x);
 }
 
+/// Whether any logit of a block is no NaN. A warp's.
+__device__ bool has_number(const BlockRef& block) {
+  bool found = false;
+  for (int row = 0; row < block.rows(); ++row) {
+    float x[kOctet];
+    load_row(block, row, x);
+    for (int j = 0; j < kOctet; ++j) {
+      found |= x[j] == x[j] && row * kNumLanes + lane_index() * kOctet + j < block.size;
+    }
+  }
+  return __any_sync(kAllLanes, found);
+}
+
 __device__ TokenBlock read_block(const BlockRef& block, float scale, float own) {
   float best = kMasked;
   bool has_nan = false;
@@ -99,6 +112,8 @@ __device__ TokenBlock read_block(const BlockRef& block, float scale, float own) 
   best = warp_max(best);
   has_nan = __any_sync(kAllLanes, has_nan);
   count = static_cast<int>(warp_sum(count));
+  // The list has it behind blocks that are masked. It changes no law: no maximum of a row is NaN.
+  if (has_nan && best == kMasked && !has_number(block)) best = __builtin_nanf("");
   if (has_nan || best == -kMasked) return {{best, __builtin_nanf("")}, count};
   if (best == kMasked) return {{best, 0.0f}, count};
   const Exp2 exp2(best, scale);

@@ -17,6 +17,16 @@ int64_t count_not_below(const T* x, int rows, float value) {
   return count;
 }
 
+/// Whether any of n elements is no NaN.
+template <class T>
+bool has_number(const T* x, int n) {
+  for (int i = 0; i < n; ++i) {
+    const float value = to_float(x[i]);
+    if (value == value) return true;
+  }
+  return false;
+}
+
 /// The largest keys of a row, in falling order.
 struct Listing {
   uint64_t keys[kMaxTopN];
@@ -66,7 +76,9 @@ struct TokenReader {
       const bool has_next = block + 1 < num_blocks && n == kBlockSize;
       float padded[kBlockSize];
       blocks[block] = visit_block(row, begin, n, padded, [&](const auto* x, int rows) {
-        const BlockStats stats = block_stats(x, rows, scale, has_next ? x + kBlockSize : nullptr);
+        BlockStats stats = block_stats(x, rows, scale, has_next ? x + kBlockSize : nullptr);
+        // Behind blocks that are masked. It changes no law: no maximum of a row is NaN.
+        if (stats.max == -__builtin_inff() && !has_number(x, n)) stats.max = __builtin_nanf("");
         if (token_logit == token_logit) *rank += count_not_below(x, rows, token_logit);
         // The padding is -inf.
         if (token_logit == -__builtin_inff()) *rank -= rows * kNumLanes - n;
