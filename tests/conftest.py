@@ -114,14 +114,6 @@ FOR_THE_INTERPRETER = {
         "test_rows_without_a_law_are_as_without_filters",
     ),
 }
-#: Tests of law_size with filters, or with drafts that are cut by a threshold; and parameters of such tests.
-WITHOUT_TRITON_KERNEL = (
-    "test_columns_behind_the_vocabulary_never_count",
-    "test_filters_come_first",
-    "test_more_than_there_are",
-    "test_verification_as_with_rows_that_are_cut",
-)
-PARAMETERS_WITHOUT_TRITON_KERNEL = {"filters": True, "top_p": 0.8}
 ABOUT_VALUES = re.compile(
     r"never decrease|must not decrease|must (start|end) with|for request \d|for a request with|"
     r"\[num_outputs\] or longer|(context_\w+|hidden_state_mapping) must be \[num_tokens\]|"
@@ -174,14 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_left_out |= chosen is not None and not item.name.startswith(chosen)
         return is_left_out and "triton-interpreter" in parameters.values()
 
-    def has_no_triton_kernel(item: pytest.Item) -> bool:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        is_left_out = item.name.startswith(WITHOUT_TRITON_KERNEL) or any(
-            parameters.get(name) == value for name, value in PARAMETERS_WITHOUT_TRITON_KERNEL.items()
-        )
-        return is_left_out and implementations.TRITON in parameters.values()
-
-    reasons = (expects_more_of_triton, is_not_for_the_interpreter, has_no_triton_kernel)
+    reasons = (expects_more_of_triton, is_not_for_the_interpreter)
     items[:] = [item for item in items if not any(reason(item) for reason in reasons)]
 
 

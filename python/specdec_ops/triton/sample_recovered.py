@@ -36,7 +36,7 @@ def sample_recovered(
     joint_filters: bool = False,
     vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
+    """The op of the same name, by its schema."""
     checks = ChainChecks("sample_recovered", target_logits)
     checks.integer(draft_token_ids, "draft_token_ids")
     checks.require(

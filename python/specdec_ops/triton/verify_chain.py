@@ -54,7 +54,7 @@ def verify_chain(
     rule_mask: Tensor | None = None,
     sampler: str = "inverse_cdf",
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """The op of the same name, by its schema; what has no kernel here raises MissingKernelError."""
+    """The op of the same name, by its schema."""
     checks = ChainChecks("verify_chain", target_logits)
     require = checks.require
     checks.integer(cu_num_draft_tokens, "cu_num_draft_tokens")
