@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,6 +196,27 @@ def test_entropies_of_fly(triton: Implementation, top_k: int) -> None:
         check(triton.verify_chain(**arguments), there)
 
 
+def test_laws_of_greedy_requests(triton: Implementation) -> None:
+    """Nobody else asks for the sums of their weights."""
+    rows = inputs.logits_of([[0.3, 0.2, 0.2, 0.2, 0.1]] * 4)
+    arguments = {"target_logits": rows, "draft_token_ids": torch.tensor([1, 1, 0]), "temperature": 0.0}
+    arguments["cu_num_draft_tokens"] = torch.tensor([0, 3])
+    entropy = -sum(p * math.log(p) for p in (0.3, 0.2, 0.2))
+    for options, accepted in (
+        ({"rule": TopN(2, 0.11)}, 3),
+        ({"rule": TopN(2, 0.09)}, 0),
+        ({"fly_window_size": 1, "fly_entropy_threshold": entropy + 1e-4}, 0),
+    ):
+        there = specdec_ops.verify_chain(**arguments, **options)
+        assert there.num_accepted.tolist() == [accepted]
+        check(triton.verify_chain(**arguments, **options), there)
+    arguments["draft_token_ids"][1] = 0
+    options = {"fly_window_size": 1, "fly_entropy_threshold": entropy - 1e-4}
+    there = specdec_ops.verify_chain(**arguments, **options)
+    assert there.num_accepted.tolist() == [3]
+    check(triton.verify_chain(**arguments, **options), there)
+
+
 @pytest.mark.parametrize("law", ["logits", "support"])
 def test_fly_with_draft_laws_and_odd_rows(triton: Implementation, law: str) -> None:
     arguments = with_odd_rows(4, law) | {"fly_window_size": 1, "fly_entropy_threshold": 0.0}
@@ -240,6 +262,9 @@ def test_lossy_rules_of_rows_of_several_blocks(triton: Implementation, rule: Los
     rows[2, [3, 8_191]] = 5.0
     rows[3, [3, 5]] = 5.0
     ids[:] = torch.tensor([3, 8_999, 8_191, 5])
+    if rule.name == "margin":
+        # Of these drafts token level accepts none.
+        arguments["temperature"] = torch.zeros(1)
     there = specdec_ops.verify_chain(**arguments, rule=rule)
     assert rule.name != "margin" or there.num_accepted.tolist() == [4]
     check(triton.verify_chain(**arguments, rule=rule), there)
@@ -274,6 +299,7 @@ def drafts_of_block_verification(law: str, *, seed: int, uniforms: bool = False)
     """Chains near the target's laws, whose last draft is often out of the question."""
     arguments = inputs.chain([2, 3] * 5, 60, law, seed=seed, scale=1.5, noise=1.0, uniforms=uniforms)
     if law == "one_hot":
+        arguments["target_logits"] *= 3.0
         guess(arguments)
     for r, end in enumerate(arguments["cu_num_draft_tokens"][1:].tolist()):
         if r % 3 > 0:
@@ -328,16 +354,33 @@ def test_block_verification_where_attempts_find_nothing(triton: Implementation, 
 
 
 def test_ids_that_a_sparse_law_lists_twice(triton: Implementation) -> None:
-    arguments = inputs.select_requests(drafts_of_block_verification("support", seed=5), [0, 1, 2, 3])
+    arguments = inputs.chain([2], 60, "support", seed=5, noise=1.0, temperature=1.0, uniforms=True)
     ids, logprobs = arguments["draft_support_ids"], arguments["draft_support_logprobs"]
-    # More of them than are looked at at once.
-    arguments["draft_support_ids"] = torch.cat([ids, ids.roll(1, 1), ids - 60, ids, ids, ids[:, :3]], 1)
-    logprobs = (logprobs.exp() / 4).log()
+    # More of them than are looked at at once; together as much as before.
+    arguments["draft_support_ids"] = torch.cat([ids, ids.flip(1), ids - 60, ids, ids], 1)
     arguments["draft_support_logprobs"] = torch.cat(
-        [logprobs, logprobs.roll(1, 1), logprobs, logprobs, logprobs, logprobs[:, :3] - 9.0], 1
-    )
-    there = specdec_ops.verify_chain(**arguments)
-    check(triton.verify_chain(**arguments), there)
+        [logprobs, logprobs.flip(1), logprobs, logprobs, logprobs], 1
+    ).sub(math.log(4))
+    p = arguments["target_logits"][:2].double().softmax(-1)
+    q = torch.zeros(2, 60, dtype=torch.float64).scatter(1, ids, logprobs.double().exp())
+    x = arguments["draft_token_ids"].tolist()
+    # Drafts whose chances are 0.6 of each before.
+    first, second = (0.6 * float(q[i, x[i]] / p[i, x[i]]) for i in range(2))
+    assert max(first, second) < 100
+    for i, factor in enumerate((first, second)):
+        own = p[i, x[i]] * factor
+        p[i] *= (1 - own) / (1 - p[i, x[i]])
+        p[i, x[i]] = own
+    arguments["target_logits"][:2] = p.log()
+    chance = float(p[0, x[0]] / q[0, x[0]])
+    z = float((chance * p[1] - q[1]).clamp(min=0).sum())
+    h = z / (z + 1 - chance)
+    arguments["rule"] = "block"
+    for coin, accepted in ((h * (1 - 1e-5), 1), (h * (1 + 1e-5), 0)):
+        arguments["accept_uniforms"] = torch.tensor([coin, 0.999], dtype=torch.float64)
+        there = specdec_ops.verify_chain(**arguments)
+        assert there.num_accepted.tolist() == [accepted]
+        check(triton.verify_chain(**arguments), there)
 
 
 RULES_OF_CUT_ROWS: dict[str, dict[str, Any]] = {
@@ -420,3 +463,6 @@ class TestWarmup:
             for call in self.calls(specdec_ops.verify_chain, rule, 2):
                 triton.verify_chain(**call)
             assert {key[0] for key in launched} == {"read_rows", "judge_requests"} | names.get(rule, set())
+            # Draft laws that make no difference are left alone.
+            kinds_of_laws = {key[3] for key in launched if key[0] == "judge_requests"}
+            assert len(kinds_of_laws) == (1 if rule == "exact_match" else 4)
