@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from specdec_ops.triton import (
@@ -22,11 +21,9 @@ from specdec_ops.triton import (
 )
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
+from specdec_ops.triton._row_blocks import ROW_DTYPES, places_of_blocks
 
 _LARGEST_VOCAB_SIZE = 1 << 23
-_ROW_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-#: Room for the numbers of a row's blocks: one kernel serves all vocabularies up to 262,144.
-_FEWEST_BLOCKS = 64
 PLAIN: int = _chain.PLAIN.value
 #: How the kernels are cut and launched: bench/bench_triton.py tries others.
 READER = {"num_warps": 4, "maxnreg": 96}
@@ -318,8 +315,8 @@ class Chain:
         num_sums = num_target_rows * row_blocks * _rows.CHUNKS_PER_BLOCK.value
         stats = target.new_empty(max(3 * plane + num_sums, 1), dtype=torch.float32)
 
-        dtype = _ROW_DTYPES[target.dtype]
-        draft_dtype = dtype if self.draft_dtype is None else _ROW_DTYPES[self.draft_dtype]
+        dtype = ROW_DTYPES[target.dtype]
+        draft_dtype = dtype if self.draft_dtype is None else ROW_DTYPES[self.draft_dtype]
         aligned = self.draft_is_aligned and (
             (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         )
@@ -338,7 +335,7 @@ class Chain:
         )
         request, shape, rows = self._requests()
         own = (self.vocab_size, row_blocks, num_target_rows)
-        num_places = max(1 << (row_blocks - 1).bit_length(), _FEWEST_BLOCKS)
+        num_places = places_of_blocks(row_blocks)
         filters = self.filters
         thresholds: tuple[int, ...] = (0, 0, 0, 0, 0)
         if filters is not None:
@@ -404,7 +401,7 @@ class Chain:
         filters.thresholds = thresholds.data_ptr()
         row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
         request, shape, rows = self._requests()
-        dtype = _ROW_DTYPES[target.dtype]
+        dtype = ROW_DTYPES[target.dtype]
         aligned = (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         filters.find_thresholds(
             target, (*request, self.wide, self.batch, *shape), rows,

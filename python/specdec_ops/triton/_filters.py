@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_ops.triton._launch import kernel, launch_prepared
+from specdec_ops.triton._laws import at
 from specdec_ops.triton._numerics import exp2_f64, flush, log2_f64, log2_scale, weight_factors
 from specdec_ops.triton._rows import (
     BLOCK_SIZE,
@@ -113,12 +114,6 @@ def min_p_order(largest, scale, min_p):
     least = largest.to(tl.float64) + log2_f64(min_p) / scale.to(tl.float64)
     nearest = least.to(tl.float32)
     return order_of(nearest) + tl.where(nearest.to(tl.float64) < least, 1, 0)
-
-
-@triton.jit
-def at(values, places, i):
-    """Element i of a vector, whose places are given, as a number."""
-    return tl.sum(tl.where(places == i, values, 0), axis=0)
 
 
 @triton.jit
