@@ -101,6 +101,7 @@ NOT_FOR_THE_INTERPRETER = (
     "test_strides_and_offsets_do_not_matter",
     "test_the_draw_goes_by_the_law_that_is_handed_over[triton-interpreter-64]",
     "test_the_law_is_that_of_the_largest_logits",
+    "test_verification_as_with_rows_that_are_cut",
     "test_verification_over_the_target_s_vocabulary",
 )
 #: Where it takes too long for most tests, those that it has time for.
@@ -114,14 +115,6 @@ FOR_THE_INTERPRETER = {
         "test_rows_without_a_law_are_as_without_filters",
     ),
 }
-#: Tests of law_size with filters, or with drafts that are cut by a threshold; and parameters of such tests.
-WITHOUT_TRITON_KERNEL = (
-    "test_columns_behind_the_vocabulary_never_count",
-    "test_filters_come_first",
-    "test_more_than_there_are",
-    "test_verification_as_with_rows_that_are_cut",
-)
-PARAMETERS_WITHOUT_TRITON_KERNEL = {"filters": True, "top_p": 0.8}
 ABOUT_VALUES = re.compile(
     r"never decrease|must not decrease|must (start|end) with|for request \d|for a request with|"
     r"\[num_outputs\] or longer|(context_\w+|hidden_state_mapping) must be \[num_tokens\]|"
@@ -174,14 +167,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_left_out |= chosen is not None and not item.name.startswith(chosen)
         return is_left_out and "triton-interpreter" in parameters.values()
 
-    def has_no_triton_kernel(item: pytest.Item) -> bool:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        is_left_out = item.name.startswith(WITHOUT_TRITON_KERNEL) or any(
-            parameters.get(name) == value for name, value in PARAMETERS_WITHOUT_TRITON_KERNEL.items()
-        )
-        return is_left_out and implementations.TRITON in parameters.values()
-
-    reasons = (expects_more_of_triton, is_not_for_the_interpreter, has_no_triton_kernel)
+    reasons = (expects_more_of_triton, is_not_for_the_interpreter)
     items[:] = [item for item in items if not any(reason(item) for reason in reasons)]
 
 

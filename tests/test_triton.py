@@ -190,7 +190,7 @@ def test_row_statistics_are_those_of_the_cuda_kernels(ops: Any, part: int) -> No
 def test_laws_of_the_likeliest_ids_are_those_of_the_cuda_kernels(ops: Any, part: int) -> None:
     count = Count()
     for seed in range(part * 50, part * 50 + 50):
-        there = moved(in_few_dtypes(test_sample_law.random_rows(seed, filters=False)))
+        there = moved(in_few_dtypes(test_sample_law.random_rows(seed, filters=seed % 2 == 0)))
         count.add(differing(ops.sample(**there), specdec_ops.sample(**there), seed))
     count.check()
 

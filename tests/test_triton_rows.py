@@ -156,9 +156,24 @@ class TestLawsOfTheLikeliestIds:
         held = {"request_indices": torch.tensor([99, 1, -7, 0, 2])}
         check(triton.sample(**arguments, **keys, **held), specdec_ops.sample(**arguments, **keys, **given))
 
-    def test_filters_with_it_have_no_kernel(self, triton: Implementation) -> None:
-        arguments = self.arguments(1, 20) | {"seeds": 1, "positions": torch.arange(1)}
-        for name, value in (("top_k", 3), ("top_p", 0.9), ("min_p", 0.1)):
-            message = f"^sample: there is no Triton kernel for law_size with {name}$"
-            with pytest.raises(RuntimeError, match=message):
-                triton.sample(**arguments, **{name: value})
+    @pytest.mark.parametrize("order", ["sequential", "joint"])
+    def test_filters_with_it(self, triton: Implementation, order: str) -> None:
+        """Of entries that are given: cut by filters, by size, by neither, greedy, and without a law."""
+        arguments = self.arguments(6, 4_300)
+        logits = arguments["logits"]
+        logits[4, 30], logits[5, 4_250] = -INF, NAN
+        arguments |= {
+            "temperature": torch.tensor([0.8, 0.0, 1.3, 0.5]),
+            "request_indices": torch.tensor([0, 1, 2, 3, -1, 0]),
+            "seeds": torch.arange(4),
+            "positions": torch.arange(6),
+            "top_k": torch.tensor([7, 3, 0, 90]),
+            "top_p": torch.tensor([0.7, 0.5, 1.0, 0.9]),
+            "min_p": torch.tensor([0.0, 0.3, 0.0, 0.05]),
+            "filter_order": order,
+        }
+        here = triton.sample(**arguments)
+        check(here, specdec_ops.sample(**arguments))
+        assert here.support_ids is not None
+        counts = (here.support_ids >= 0).sum(1).tolist()
+        assert 1 < counts[0] <= 7 and counts[1] == counts[4] == counts[5] == 1 and counts[2] == 20

@@ -327,12 +327,7 @@ class Chain:
             or self.numbers == _chain.UNIFORMS.value
             or self.law not in (_rows.ONE_HOT.value, _rows.LOGITS.value)
         )
-        names = ("cu", "indices", "temperature", "draft_temperature", "has_draft_law")
-        request = [number for name in names for number in self.views.get(name, _NONE)]
-        has_numbers = int(self.numbers != _chain.NO_NUMBERS.value)
-        shape = (self.num_drafts, self.most_drafts, self.num_entries, int(self.has_bonus_rows), has_numbers)
-        draft = self.draft_views.get("draft", _NO_DRAFTS)
-        rows = (target.data_ptr(), target.stride(0), *draft)
+        request, shape, rows = self._requests()
         own = (self.vocab_size, row_blocks, num_target_rows)
         num_places = max(1 << (row_blocks - 1).bit_length(), _FEWEST_BLOCKS)
         filters = self.filters
@@ -375,6 +370,33 @@ class Chain:
              filters is not None, variant),
             JUDGE,
         )  # fmt: skip
+
+    def find_thresholds(self, thresholds: Tensor) -> None:
+        """Launches what finds where filters cut the rows of ``sample``, for readers of their own."""
+        filters = self.filters
+        if filters is None:
+            return
+        target = self.target
+        filters.thresholds = thresholds.data_ptr()
+        row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
+        request, shape, rows = self._requests()
+        dtype = _ROW_DTYPES[target.dtype]
+        aligned = (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
+        filters.find_thresholds(
+            target, (*request, self.wide, self.batch, *shape), rows,
+            (self.vocab_size, row_blocks, self.batch), self.batch * row_blocks,
+            (dtype, dtype, self.law, aligned), self.batch,
+        )  # fmt: skip
+
+    def _requests(self) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
+        """Arguments that all kernels have: of requests, of their shape, and of rows."""
+        target = self.target
+        names = ("cu", "indices", "temperature", "draft_temperature", "has_draft_law")
+        request = [number for name in names for number in self.views.get(name, _NONE)]
+        has_numbers = int(self.numbers != _chain.NO_NUMBERS.value)
+        shape = (self.num_drafts, self.most_drafts, self.num_entries, int(self.has_bonus_rows), has_numbers)
+        draft = self.draft_views.get("draft", _NO_DRAFTS)
+        return request, shape, (target.data_ptr(), target.stride(0), *draft)
 
     def _variant(self) -> int:
         """Which kernel judges: without random numbers every request is greedy."""

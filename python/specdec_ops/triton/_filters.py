@@ -748,6 +748,49 @@ class Filters:
         self.draft_thresholds = (0, 0, 0, 0)
         return self if self.flags & OF_TARGETS.value else None
 
+    def find_thresholds(
+        self,
+        target: Tensor,
+        request: _Numbers,
+        rows: _Numbers,
+        own: _Numbers,
+        plane: int,
+        constants: tuple[Any, ...],
+        num_units: int,
+    ) -> tuple[int, int]:
+        """The launches that find thresholds by filters: see :meth:`read_rows`.
+
+        Returns where the largest logits of blocks and those of chunks are.
+        """
+        _, row_blocks, num_target_rows = own
+        num_rows = plane // row_blocks
+        # Masses, then numbers of half their size.
+        size = plane + (plane * (1 + CHUNKS_PER_BLOCK.value) + num_rows + 1) // 2
+        self.workspace = target.new_empty(size, dtype=torch.float64)
+        masses = self.workspace.data_ptr()
+        block_maxima = masses + 8 * plane
+        chunk_maxima = block_maxima + 4 * plane
+        thresholds = chunk_maxima + 4 * plane * CHUNKS_PER_BLOCK.value
+        if self.flags & OF_TARGETS.value and not self.thresholds:
+            self.thresholds = thresholds
+        if self.flags & OF_DRAFTS.value:
+            self.draft_thresholds = (thresholds + 4 * num_target_rows, 4, 0, 4)
+        kinds = 2 if (self.flags & OF_TARGETS.value) and (self.flags & OF_DRAFTS.value) else 1
+        filters = (*self.of_target, *self.of_drafts, self.flags)
+        workspace = (masses, block_maxima, chunk_maxima)
+        launch_prepared(
+            survey_rows, kinds * num_units * row_blocks, target,
+            (*request, *rows, *own, *filters, *workspace), constants, READER,
+        )  # fmt: skip
+        dtype, draft_dtype, *_ = constants
+        unit = min(_UNITS[dtype], _UNITS[draft_dtype])
+        launch_prepared(
+            find_thresholds, kinds * num_units, target,
+            (*request, *rows, *own, *filters, *workspace, self.thresholds, self.draft_thresholds[0]),
+            (*constants, unit), SEARCH,
+        )  # fmt: skip
+        return block_maxima, chunk_maxima
+
     def read_rows(
         self,
         target: Tensor,
@@ -764,36 +807,13 @@ class Filters:
         those of :func:`read_kept_rows` from ``reads_drafts`` to ``plane``. ``num_units``: how many rows of
         either kind there may be.
         """
-        _, row_blocks, num_target_rows = own
+        _, row_blocks, _ = own
         reads_drafts, plane = law[0], law[-1]
         block_maxima = chunk_maxima = 0
         if self.flags & (OF_TARGETS.value | OF_DRAFTS.value):
-            num_rows = plane // row_blocks
-            # Masses, then numbers of half their size.
-            size = plane + (plane * (1 + CHUNKS_PER_BLOCK.value) + num_rows + 1) // 2
-            self.workspace = target.new_empty(size, dtype=torch.float64)
-            masses = self.workspace.data_ptr()
-            block_maxima = masses + 8 * plane
-            chunk_maxima = block_maxima + 4 * plane
-            thresholds = chunk_maxima + 4 * plane * CHUNKS_PER_BLOCK.value
-            if self.flags & OF_TARGETS.value and not self.thresholds:
-                self.thresholds = thresholds
-            if self.flags & OF_DRAFTS.value:
-                self.draft_thresholds = (thresholds + 4 * num_target_rows, 4, 0, 4)
-            kinds = 2 if (self.flags & OF_TARGETS.value) and (self.flags & OF_DRAFTS.value) else 1
-            filters = (*self.of_target, *self.of_drafts, self.flags)
-            workspace = (masses, block_maxima, chunk_maxima)
-            launch_prepared(
-                survey_rows, kinds * num_units * row_blocks, target,
-                (*request, *rows, *own, *filters, *workspace), constants, READER,
-            )  # fmt: skip
-            dtype, draft_dtype, *_ = constants
-            unit = min(_UNITS[dtype], _UNITS[draft_dtype])
-            launch_prepared(
-                find_thresholds, kinds * num_units, target,
-                (*request, *rows, *own, *filters, *workspace, self.thresholds, self.draft_thresholds[0]),
-                (*constants, unit), SEARCH,
-            )  # fmt: skip
+            block_maxima, chunk_maxima = self.find_thresholds(
+                target, request, rows, own, plane, constants, num_units
+            )
         launch_prepared(
             read_kept_rows, (2 if reads_drafts else 1) * num_units * row_blocks, target,
             (*request, *rows, *own, *law, self.thresholds, *self.draft_thresholds, self.flags, block_maxima,

@@ -123,12 +123,13 @@ def _keep_largest(order, wanted, DIGITS: tl.constexpr):
 
 @triton.jit
 def list_likeliest(
-    pointer, stats, plane, row, notes, vocab_size, num_blocks, wanted, with_masked,
+    pointer, stats, plane, row, notes, vocab_size, num_blocks, wanted, least, with_others,
     DTYPE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The likeliest ids of a row, by falling logit and then by rising id; and how many there are.
 
-    Without masked ids, NaN is not listed either. ``notes`` is the address of NOTES integers.
+    With others, logits below the least one and NaN are listed too, where there is room. ``notes``
+    is the address of NOTES integers.
     """
     # All digits that logits of the dtype differ in.
     DIGITS: tl.constexpr = 16 if DTYPE == tl.bfloat16 else 19 if DTYPE == tl.float16 else 32  # noqa: SIM300
@@ -164,7 +165,7 @@ def list_likeliest(
     ids = chunks[:, None] * CHUNK_SIZE + inner
     inside = is_there[:, None] & (ids < vocab_size)
     x = tl.load(pointer + ids, mask=inside, other=0.0).to(tl.float32)
-    order = _order_of(x, inside & (with_masked | (x > float("-inf"))), DIGITS)
+    order = _order_of(x, inside & (with_others | (x >= least)), DIGITS)
     order = tl.reshape(order, [BLOCK_SIZE])
     kept, place, count = _keep_largest(order, wanted, DIGITS)
     tl.store(notes + place, tl.reshape(ids, [BLOCK_SIZE]), mask=kept)

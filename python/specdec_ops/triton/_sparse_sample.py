@@ -1,6 +1,7 @@
 """The draw from the likeliest ids of a row, whose law is handed over: docs/numerics.md.
 
-A launch reads blocks of rows, and a program a row then lists, weighs and draws.
+Filters have their launches first, which leave a threshold a row. A launch reads blocks of rows, and a program
+a row then lists, weighs and draws.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from specdec_ops.triton._chain import (
     store_token,
 )
 from specdec_ops.triton._chain_arguments import Chain, View
+from specdec_ops.triton._filters import load_threshold
 from specdec_ops.triton._launch import kernel, launch_prepared
 from specdec_ops.triton._laws import at, log2_prob
 from specdec_ops.triton._likeliest import (
@@ -56,6 +58,8 @@ from specdec_ops.triton._rows import (
 _READER = {"num_warps": 4}
 _DRAWER = {"num_warps": 4}
 _NONE = View()
+#: The least float above -inf.
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 def draw_from_likeliest(
@@ -73,6 +77,8 @@ def draw_from_likeliest(
     law_logprobs = logits.new_empty((batch, law_size), dtype=torch.float32)
     if batch == 0:
         return [law_ids, law_logprobs]
+    if chain.filters is not None:
+        chain.find_thresholds(thresholds)
     blocks = row_blocks(chain.vocab_size)
     plane = batch * blocks
     num_numbers = plane * (PLANES.value + CHUNKS_PER_BLOCK.value)
@@ -91,7 +97,8 @@ def draw_from_likeliest(
         (*rows, stats.data_ptr() + 4 * num_numbers, law_size,
          *views.get("seeds", _NONE), *views.get("positions", _NONE), *views.get("final_uniforms", _NONE),
          chain.final_stream, chain.final_slot, *views.get("final_slots", _NONE),
-         int(token_ids.dtype == torch.int64), *(out.data_ptr() for out in outputs)),
+         int(chain.filters is not None), int(token_ids.dtype == torch.int64),
+         *(out.data_ptr() for out in outputs)),
         (dtype, places_of_blocks(blocks)), _DRAWER,
     )  # fmt: skip
     return [law_ids, law_logprobs]
@@ -143,11 +150,12 @@ def _draw(
     seeds: tl.int64, seeds_stride: tl.int64, positions: tl.int64, positions_stride: tl.int64,
     uniforms: tl.int64, uniforms_stride: tl.int64,
     stream: tl.int32, slot: tl.int64, slots: tl.int64, slots_stride: tl.int64,
-    ids_are_wide: tl.int32, token_out: tl.int64, logprob_out: tl.int64, logsumexp_out: tl.int64,
+    has_thresholds: tl.int32, ids_are_wide: tl.int32,
+    token_out: tl.int64, logprob_out: tl.int64, logsumexp_out: tl.int64,
     status_out: tl.int64, threshold_out: tl.int64, law_ids_out: tl.int64, law_logprobs_out: tl.int64,
     DTYPE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """All outputs of a row."""
+    """All outputs of a row, whose threshold by filters lies where that by size goes."""
     r = tl.program_id(0).to(tl.int64)
     entry, greedy, scale = _request(
         r, indices, indices_stride, temperature, temperature_stride, wide, num_entries, has_random_numbers
@@ -163,9 +171,10 @@ def _draw(
     places = tl.arange(0, MOST_LISTED)
     threshold = tl.full([], float("-inf"), tl.float32)
     if (status == OK) & (greedy == 0):
+        threshold = load_threshold(threshold_out, 4 * r, has_thresholds != 0) + 0.0
         ids, count = list_likeliest(
-            pointer, stats, plane, r, notes + r * NOTES * 4, vocab_size, num_blocks, law_size, False,
-            DTYPE, NUM_BLOCKS,
+            pointer, stats, plane, r, notes + r * NOTES * 4, vocab_size, num_blocks, law_size,
+            tl.maximum(threshold, _LOWEST), False, DTYPE, NUM_BLOCKS,
         )  # fmt: skip
         is_kept = places < count
         x = tl.load(pointer + ids, mask=is_kept, other=0.0).to(tl.float32)

@@ -40,15 +40,12 @@ def sample(
     batch = logits.shape[0]
     checks.rows(logits, "logits", "[batch, width]", batch)
     size = checks.vocab_size(vocab_size, logits, "logits")
-    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if law_size is not None:
         require(
             1 <= law_size <= MOST_LISTED.value,
             f"law_size must be in [1, {MOST_LISTED.value}], got {law_size}",
         )
         require(sampler == "inverse_cdf", f"sampler must be 'inverse_cdf' with law_size, got {sampler!r}")
-        for name, value in filters.items():
-            checks.has_kernel_for(value is None, f"law_size with {name}")
     chain = Chain(checks, batch, 0, logits, size, num_entries=batch, most_drafts=0)
     entries = chain.set_request_indices(request_indices, temperature, "[batch]")
     chain.set_temperature(temperature, entries)

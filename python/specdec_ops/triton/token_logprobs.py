@@ -261,8 +261,8 @@ def _write_rows(
         own_logprob = tl.where(has_law, log2_prob(own, reference, scale, log2_total) * LN2, own_logprob)
         if top_n > 0:
             ids, _ = list_likeliest(
-                pointer, stats, plane, row, notes + row * NOTES * 4, vocab_size, num_blocks, top_n, True,
-                DTYPE, NUM_BLOCKS,
+                pointer, stats, plane, row, notes + row * NOTES * 4, vocab_size, num_blocks, top_n,
+                float("-inf"), True, DTYPE, NUM_BLOCKS,
             )  # fmt: skip
             x = tl.load(pointer + ids, mask=places < top_n, other=0.0).to(tl.float32)
             logprobs = tl.where(has_law, log2_prob(x, reference, scale, log2_total) * LN2, logprobs)
