@@ -101,6 +101,7 @@ NOT_FOR_THE_INTERPRETER = (
     "test_strides_and_offsets_do_not_matter",
     "test_the_draw_goes_by_the_law_that_is_handed_over[triton-interpreter-64]",
     "test_the_law_is_that_of_the_largest_logits",
+    "test_verification_as_with_rows_that_are_cut",
     "test_verification_over_the_target_s_vocabulary",
 )
 #: Where it takes too long for most tests, those that it has time for.
