@@ -21,7 +21,7 @@ from specdec_ops.triton import (
 )
 from specdec_ops.triton._checks import Checks, num_blocks, shape_of
 from specdec_ops.triton._launch import launch_prepared
-from specdec_ops.triton._row_blocks import ROW_DTYPES, places_of_blocks
+from specdec_ops.triton._row_blocks import ROW_DTYPES, is_aligned, places_of_blocks, row_blocks
 
 _LARGEST_VOCAB_SIZE = 1 << 23
 PLAIN: int = _chain.PLAIN.value
@@ -308,18 +308,16 @@ class Chain:
             return
         target = self.target
         num_target_rows = self.num_drafts + (self.batch if self.has_bonus_rows else 0)
-        row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
+        blocks = row_blocks(self.vocab_size)
         reads_drafts = self.law == _rows.LOGITS.value and "lse" not in self.draft_views
         num_rows = num_target_rows + (self.num_drafts if reads_drafts else 0)
-        plane = num_rows * row_blocks
-        num_sums = num_target_rows * row_blocks * _rows.CHUNKS_PER_BLOCK.value
+        plane = num_rows * blocks
+        num_sums = num_target_rows * blocks * _rows.CHUNKS_PER_BLOCK.value
         stats = target.new_empty(max(3 * plane + num_sums, 1), dtype=torch.float32)
 
         dtype = ROW_DTYPES[target.dtype]
         draft_dtype = dtype if self.draft_dtype is None else ROW_DTYPES[self.draft_dtype]
-        aligned = self.draft_is_aligned and (
-            (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
-        )
+        aligned = self.draft_is_aligned and is_aligned(target)
         variant = self.variant if self.variant == PLAIN else self._variant()
         wants_law = logsumexp is not None or logprobs is not None
         # Greedy requests are judged by their laws too.
@@ -334,8 +332,8 @@ class Chain:
             or self.law not in (_rows.ONE_HOT.value, _rows.LOGITS.value)
         )
         request, shape, rows = self._requests()
-        own = (self.vocab_size, row_blocks, num_target_rows)
-        num_places = places_of_blocks(row_blocks)
+        own = (self.vocab_size, blocks, num_target_rows)
+        num_places = places_of_blocks(blocks)
         filters = self.filters
         thresholds: tuple[int, ...] = (0, 0, 0, 0, 0)
         if filters is not None:
@@ -347,9 +345,9 @@ class Chain:
             )  # fmt: skip
             thresholds = (filters.thresholds, *filters.draft_thresholds)
         elif num_target_rows > 0:
-            blocks_at_once = min(BLOCKS_AT_ONCE, max(1, num_rows * row_blocks // PROGRAMS))
+            blocks_at_once = min(BLOCKS_AT_ONCE, max(1, num_rows * blocks // PROGRAMS))
             launch_prepared(
-                _rows.read_rows, num_rows * num_blocks(row_blocks, blocks_at_once), target,
+                _rows.read_rows, num_rows * num_blocks(blocks, blocks_at_once), target,
                 (*request, self.wide, self.batch, *shape, *rows, *own, int(needs_law), blocks_at_once,
                  stats.data_ptr(), plane),
                 (dtype, draft_dtype if reads_drafts else dtype, self.law, reads_drafts, aligned, is_exact),
@@ -399,14 +397,13 @@ class Chain:
             return
         target = self.target
         filters.thresholds = thresholds.data_ptr()
-        row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
+        blocks = row_blocks(self.vocab_size)
         request, shape, rows = self._requests()
         dtype = ROW_DTYPES[target.dtype]
-        aligned = (target.data_ptr() | target.stride(0) * target.element_size()) % 16 == 0
         filters.find_thresholds(
             target, (*request, self.wide, self.batch, *shape), rows,
-            (self.vocab_size, row_blocks, self.batch), self.batch * row_blocks,
-            (dtype, dtype, self.law, aligned), self.batch,
+            (self.vocab_size, blocks, self.batch), self.batch * blocks,
+            (dtype, dtype, self.law, is_aligned(target)), self.batch,
         )  # fmt: skip
 
     def _requests(self) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
@@ -459,10 +456,10 @@ class Chain:
             )  # fmt: skip
             return answers
         if variant == _chain.GUMBEL_NOISE.value:
-            row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
-            answers = target.new_empty(max(2 * num_rows * row_blocks, 1), dtype=torch.float32)
+            blocks = row_blocks(self.vocab_size)
+            answers = target.new_empty(max(2 * num_rows * blocks, 1), dtype=torch.float32)
             launch_prepared(
-                _gumbel.score_blocks, self.batch * num_slots * row_blocks, target,
+                _gumbel.score_blocks, self.batch * num_slots * blocks, target,
                 (*common, *views.get("seeds", _NONE), *views.get("positions", _NONE), self.final_stream,
                  self.final_slot, *views.get("final_slots", _NONE), self.batch, thresholds[0],
                  answers.data_ptr()),
@@ -470,10 +467,10 @@ class Chain:
             )  # fmt: skip
             return answers
         if self.rule in (_lossy.TYPICAL.value, _lossy.TOP_N.value, _lossy.MARGIN.value):
-            row_blocks = num_blocks(self.vocab_size, _rows.BLOCK_SIZE.value)
-            answers = target.new_empty(max(num_rows * row_blocks, 1), dtype=torch.float32)
+            blocks = row_blocks(self.vocab_size)
+            answers = target.new_empty(max(num_rows * blocks, 1), dtype=torch.float32)
             launch_prepared(
-                _lossy.ask_blocks, self.batch * self.most_drafts * row_blocks, target,
+                _lossy.ask_blocks, self.batch * self.most_drafts * blocks, target,
                 (*common, *views.get("draft_ids", _NONE), self.rule, self.rule_parameters[0],
                  *views.get("rule_mask", _NONE), self.batch, thresholds[0], answers.data_ptr()),
                 (dtype, num_places), _lossy.ASK,
