@@ -205,3 +205,10 @@ def num_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def triton() -> implementations.Implementation:
+    """The ops in Triton, for tests that compare them with the native ones."""
+    implementations.require_triton()
+    return implementations.Implementation(implementations.TRITON)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import implementations
 import inputs
 import pytest
 import specdec_ops
@@ -13,12 +12,6 @@ from implementations import Implementation
 from random_chains import EXTRAS
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(scope="module")
-def triton() -> Implementation:
-    implementations.require_triton()
-    return Implementation(implementations.TRITON)
 
 
 def check(here: Any, there: Any) -> None:

@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import filtering
-import implementations
 import inputs
 import margins
 import pytest
@@ -21,12 +20,6 @@ from test_triton_chain import check
 INF, NAN = math.inf, math.nan
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 WAYS = ("largest chunks", "passes", "passes over more blocks than fit")
-
-
-@pytest.fixture(scope="module")
-def triton() -> Implementation:
-    implementations.require_triton()
-    return Implementation(implementations.TRITON)
 
 
 @pytest.fixture(params=WAYS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import implementations
 import inputs
 import pytest
 import specdec_ops
@@ -12,12 +11,6 @@ import torch
 from implementations import Implementation
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(scope="module")
-def triton() -> Implementation:
-    implementations.require_triton()
-    return Implementation(implementations.TRITON)
 
 
 def check(here: Any, there: Any) -> None:

@@ -25,12 +25,6 @@ warmup = importlib.import_module("specdec_ops.warmup")
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture
-def triton() -> Implementation:
-    implementations.require_triton()
-    return Implementation(implementations.TRITON)
-
-
 def guess(arguments: inputs.Arguments, which: slice = slice(None)) -> None:
     """Makes drafts the most probable ids of their rows."""
     cu = arguments["cu_num_draft_tokens"].tolist()

@@ -4,7 +4,7 @@
 #
 #   tools/gpu.sh [STEP...]      not given: tests sanitize bench
 #
-#   tests      the CUDA kernels' own tests, and on CUDA those that all backends share
+#   tests      the CUDA kernels' own tests and Triton's, and on CUDA and in Triton those that all backends share
 #   sanitize   memcheck and racecheck, which are steps too: every op under compute-sanitizer
 #   bench      timings against what the kernels replace
 #
@@ -16,6 +16,8 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
 (cd / && "$PYTHON" -c 'import specdec_ops' 2>/dev/null) || export PYTHONPATH="python${PYTHONPATH:+:$PYTHONPATH}"
+
+has_gpu() { nvidia-smi -L 2>/dev/null | grep -q GPU; }
 
 device() {
   "$PYTHON" - <<'PYTHON'
@@ -39,9 +41,12 @@ tests() {
     # Processes that each use every core for the CPU's results spend their time waiting for one another.
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
   fi
-  # By name: the files of CUDA's own tests, and the parameter of shared ones.
+  # By name: the files of CUDA's and Triton's own tests, and the parameter of shared ones. Without a GPU
+  # Triton's would be interpreted; those of dispatch have a stand-in for one.
+  local names=cuda
+  if has_gpu; then names='(cuda or triton) and not dispatch'; fi
   # shellcheck disable=SC2086
-  "$PYTHON" -m pytest tests/test_*.py -k 'cuda and not packaging and not NoVendor' -q -rs -p no:cacheprovider \
+  "$PYTHON" -m pytest tests/test_*.py -k "$names and not packaging and not NoVendor" -q -rs -p no:cacheprovider \
     "${several[@]}" ${PYTEST_ARGS:-}
 }
 
@@ -78,7 +83,7 @@ for name in "${@:-all}"; do
   esac
 done
 
-if nvidia-smi -L 2>/dev/null | grep -q GPU; then
+if has_gpu; then
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
   step device
 else
